@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
+from ftckpt.commands.cli import verbs
 from ftckpt.commands.cli.environment import HELP
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.terminal import write
-from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.commands.completing import table
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.operations.definition import argument
 
 STORAGE = False
@@ -92,10 +93,14 @@ class VerbWords(NamedTuple):
 
 def words_of_verbs() -> list[VerbWords]:
     """Collect verbs, flags and values from the app."""
-    return [_words(load(verb), verb, VERBS) for verb in VERBS]
+    found = []
+    for verb in verbs.names():
+        with suppress(UnsupportedError):  # another package's, and it does not work
+            found.append(_words(verbs.load(verb), verb))
+    return found
 
 
-def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
+def _words(loaded: Any, verb: str) -> VerbWords:
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     argued = False
@@ -116,13 +121,14 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
             flags.append(Flag(names, param.help or "", takes, values, kind))
     flags.append(Flag(HELP, "Show this message and exit.", False, ()))
     if verb == "help":
-        words = ("exit-codes", "environment", *_first_words(verbs))
+        words = ("exit-codes", "environment", *_first_words(verbs.names()))
     elif verb == "config":
-        words = tuple(_first_words(verbs))
+        words = tuple(_first_words(verbs.names()))
     kinds = table.ARGUMENTS.get(verb, ("place",)) if argued and not words else ()
     paths = argued and not words
-    words = words or tuple(second for first, second in _two_words(verbs) if first == verb)
-    return VerbWords(verb, verbs[verb], tuple(flags), words, paths, kinds)
+    words = words or tuple(second for first, second in _two_words(verbs.names()) if first == verb)
+    summary = verbs.VERBS.get(verb) or verbs.summary(verb)
+    return VerbWords(verb, summary, tuple(flags), words, paths, kinds)
 
 
 def _families() -> tuple[str, ...]:
@@ -131,13 +137,13 @@ def _families() -> tuple[str, ...]:
     return family_names()
 
 
-def _two_words(verbs: Iterable[str]) -> list[list[str]]:
+def _two_words(names: Iterable[str]) -> list[list[str]]:
     """Return the verbs of two words, such as `plan sweep`, each split."""
-    return [verb.split() for verb in verbs if " " in verb]
+    return [verb.split() for verb in names if " " in verb]
 
 
-def _first_words(verbs: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(verb.split()[0] for verb in verbs))
+def _first_words(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(verb.split()[0] for verb in names))
 
 
 def script(shell: str) -> str:

@@ -21,7 +21,7 @@ WATCHED = False
 
 
 def render(invocation: Invocation, report: GuardReport, _: Mapping[str, Any]) -> Result:
-    """Say how it ended, where that is no success."""
+    """Say how it ended, where that was not well."""
     invocation.close()
     ended = report.ended
     if ended.own is ExitCode.OK:

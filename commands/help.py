@@ -7,7 +7,7 @@ from typing import Annotated
 from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import Lines, table
-from ftckpt.commands.cli.verbs import VERBS, family, load
+from ftckpt.commands.cli.verbs import all_verbs, family, is_verb, load, names
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.operations.definition import argument, option
 
@@ -50,14 +50,14 @@ def command(
         from ftckpt.commands.manual.environment import environment_text
 
         text = environment_text()
-    elif topic in VERBS:
+    elif is_verb(topic):
         verb = load(topic)
         with verb.make_context(f"ftckpt {topic}", [], resilient_parsing=True) as its:
             text = verb.get_help(its)
     elif family(topic):
-        text = table(("verb", "does"), [(verb, VERBS[verb]) for verb in family(topic)])
+        text = table(("verb", "does"), [(verb, all_verbs()[verb]) for verb in family(topic)])
     else:
-        topics = ["exit-codes", "environment", *VERBS]
+        topics = ["exit-codes", "environment", *names()]
         raise UsageError(f"unknown topic {topic!r}", hint=f"topics: {', '.join(topics)}")
     invocation.report(target=topic, text=text)
     invocation.print(Lines(text))

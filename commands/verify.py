@@ -37,7 +37,7 @@ class _Printer(Relay):
         if self.everything:
             self.invocation.print(f"{printable(url)}:")
         else:
-            self.invocation.say(f"{self.path} is a root; taking the newest, {url}")
+            self.invocation.say(f"{self.path} is a root; taking {url}")
 
     def end(self, report: PlaceReport) -> None:
         """Print the verdict on a single checkpoint."""

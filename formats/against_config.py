@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
@@ -22,6 +23,8 @@ from ftckpt.errors import CorruptError, UnsafeError, UsageError
 from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.formats.huggingface.config import CONFIG, LARGEST, config_file, is_partial, read_config
 from ftckpt.formats.huggingface.wrapped_names import of_another_name
+from ftckpt.formats.pickles.inert import one_bit_from
+from ftckpt.strict_json import shown
 
 from .families.shapes import ShapeRule, ShapeTable
 from .families.tables import Family, family, family_names
@@ -36,6 +39,7 @@ _BEGIN = 64 << 10  # bytes of either that are compared
 _RUN_TIME = "packed"  # how a table calls the names of transformers 5 in memory
 _EXPERTS = ".experts."
 _LAYER = re.compile(r"(.*?\.\d+)\.")
+_WORD = re.compile(r"(?<!#)\b[A-Za-z_]\w*")
 _NUMBERED = re.compile(r"\.experts\.\d+\.")
 # A layer that predicts further tokens joins the embedding and the state by this matrix.
 _FURTHER = ".eh_proj."
@@ -47,6 +51,24 @@ _OTHER_MODEL = (
     "quantization_config", "quantization", "compression_config", "auto_map", "draft_vocab_size"
 )  # fmt: skip
 _OTHER_FILES = ("quantize_config.json", "quant_config.json")
+# The fields of transformers' configurations that shape a model or its sums, and the names of its
+# activations (transformers/activations.py).
+_FIELDS = frozenset((
+    "model_type", "architectures", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "layer_types",
+    "max_position_embeddings", "tie_word_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "hidden_act",
+    "hidden_activation", "activation_function", "attention_bias", "mlp_bias", "sliding_window",
+    "quantization_config", "text_config", "vision_config", "num_experts", "num_local_experts",
+    "num_experts_per_tok", "n_routed_experts", "moe_intermediate_size", "n_embd", "n_head",
+    "n_layer", "n_positions", "torch_dtype", "partial_rotary_factor", "auto_map",
+))  # fmt: skip
+_ACTIVATIONS = frozenset((
+    "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh",
+    "gelu_accurate", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2",
+    "relu6", "sigmoid", "silu", "swish", "tanh", "prelu", "xielu", "swiglu", "geglu",
+))  # fmt: skip
+_LONGEST = 64
 # A configuration of many times the tensors that are there is not listed: it may say anything.
 _TIMES, _FEW = 4, 64
 
@@ -74,6 +96,7 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield from_error(error)
         return
     file = config_file(checkpoint)
+    yield from _slips(config, file)
     yield from _untied(checkpoint, config, file)
     folder = file.removesuffix(CONFIG)
     table = _table(config)
@@ -98,6 +121,7 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
         if any(rule.name.numbers(one) is not None for one in found for rule in rules):
             message = f"{CONFIG} describes more than {most:,} tensors, and {len(found):,} are there"
             yield finding("state-unknown", message, file=file)
+    yield from _no_sizes(table.shapes, config, file)
     if wanted is None:
         return
     if not wanted.shapes.keys() & found.keys():  # names of another prefix: nothing to compare
@@ -112,6 +136,39 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     if beyond:
         message = f"{CONFIG} describes a model with fewer layers: {listed(beyond, 3)} is in none"
         yield finding("state-unknown", message, file=file, tensor=beyond[0])
+
+
+def _slips(config: Mapping[str, Any], file: str) -> Iterator[Finding]:
+    """Yield a field or a value that is a known one but for one bit.
+
+    transformers passes over a field that it does not know, and takes its default for the one that
+    is not there: a model of 32 layers where 2 were saved.
+    """
+    for name in config.keys() - _FIELDS:
+        near = one_bit_from(name, _FIELDS) if len(name) <= _LONGEST else ""
+        if near and near not in config:
+            message = f"{file} has a field {shown(name)}, one bit from {near}: the bit flipped"
+            yield finding("bad-index", message, file=file)
+    for field, values in (("model_type", frozenset(family_names())), ("hidden_act", _ACTIVATIONS)):
+        value = config.get(field)
+        if not isinstance(value, str) or value in values or len(value) > _LONGEST:
+            continue
+        near = one_bit_from(value, values)
+        # A later version of a family differs in a digit, too.
+        if near and re.sub(r"\d", "0", near) != re.sub(r"\d", "0", value):
+            message = f"{file} says {field} = {shown(value)}, one bit from {near}: the bit flipped"
+            yield finding("bad-index", message, file=file)
+
+
+def _no_sizes(table: ShapeTable, config: Mapping[str, Any], file: str) -> Iterator[Finding]:
+    """Yield fields that are to say a size and say none: the shapes that need them are not told."""
+    texts = [*table.counts.values(), *chain.from_iterable(r.axes for r in table.rules.values())]
+    fields = {word for text in texts for word in _WORD.findall(text)} & config.keys()
+    for field in sorted(fields):
+        value = config[field]
+        if value is not None and (type(value) is not int or value < 0):  # null: not there
+            message = f"{file} says {field} = {shown(value)}, which is not a size"
+            yield finding("state-unknown", message, file=file)
 
 
 def _prefix(wanted: Collection[str], found: Collection[str]) -> str:

@@ -7,9 +7,12 @@ command imports the reader of the format at hand: all of them take longer than m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, overload
 
+from ftckpt import plugins
 from ftckpt.discovery.recognise import Format
+from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed.universal import DeepSpeedUniversal
 from ftckpt.formats.megatron.fsdp import MegatronFsdp
 from ftckpt.formats.megatron.torch_dist import MegatronDist
@@ -62,7 +65,8 @@ def _twice(checkpoint: SafetensorsCheckpoint) -> None:
         join_second_copies(checkpoint)
 
 
-# What is known by name and refused comes last, so that it never hides what can be read.
+# What is known by name and refused comes last, so that it never hides what can be read; before it
+# those of other packages, which change nothing that ours know.
 # A directory of several parts comes before the formats that would read one part of it, and what a
 # job saved to go on before weights alone, which people export into the same directory.
 _PARTS: tuple[Format, ...] = (
@@ -73,7 +77,7 @@ _PARTS: tuple[Format, ...] = (
     TorchSave(),
     Ranks(),
 )
-FORMATS: tuple[Format, ...] = (
+_FIRST: tuple[Format, ...] = (
     Delta(lambda rules, bases: formats(rules, bases)),
     MegatronDist(),  # a DCP store too
     MegatronFsdp(),  # and so is this
@@ -88,19 +92,69 @@ FORMATS: tuple[Format, ...] = (
     Ranks(marked=marked),
     Safetensors(_described, _twice),
     TorchSave(_described),
-    *RECOGNISED,
-    Folder(lambda: _IN_FOLDERS),
 )
+
+
+@cache
+def _added() -> tuple[Format, ...]:
+    """Return the formats of other packages; one that does not work is noted and left out."""
+    found = []
+    own = {one.name for one in (*_FIRST, *RECOGNISED)}
+    for name in plugins.plugins(plugins.FORMATS):
+        try:
+            made = plugins.load(plugins.FORMATS, name)
+            one = made() if callable(made) else made
+            if one.name != name or one.name in own:
+                raise ValueError(f"a format called {one.name!r} cannot be added under this name")
+            if not (callable(one.recognise) and callable(one.open)):
+                raise TypeError("recognise and open are methods of a format")
+        except UnsupportedError:  # noted where it was found
+            continue
+        except Exception as error:
+            plugins.failed(plugins.FORMATS, name, error)
+            continue
+        found.append(one)
+    return tuple(found)
+
+
+class Formats(Sequence[Format]):
+    """Formats in their order; those of other packages are looked for where no earlier one knows.
+
+    Args:
+        first: ours that are asked before them.
+        last: ours that are asked after them.
+    """
+
+    def __init__(self, first: Sequence[Format], last: Sequence[Format] = ()) -> None:
+        self._first, self._last = first, last
+
+    def __iter__(self) -> Iterator[Format]:
+        yield from self._first
+        yield from _added()
+        yield from self._last
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, place: int) -> Format: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Format]: ...
+
+    def __getitem__(self, place: int | slice) -> Format | Sequence[Format]:
+        return tuple(self)[place]
+
+
+FORMATS: Sequence[Format] = Formats(_FIRST, (*RECOGNISED, Folder(lambda: _IN_FOLDERS)))
 # What a folder of parts may be made of; a delta has bases elsewhere, and names of refused formats
 # say nothing of what lies beside.
-_IN_FOLDERS: tuple[Format, ...] = tuple(
-    one for one in FORMATS if not isinstance(one, (Delta, Folder)) and one not in RECOGNISED
-)
+_IN_FOLDERS: Sequence[Format] = Formats([one for one in _FIRST if not isinstance(one, Delta)])
 
 _BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal, Ranks)
 
 
-def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...]:
+def formats(rules: Rules | None, bases: Sequence[str] = ()) -> Sequence[Format]:
     """Return the formats in their order, with what the user says about reading.
 
     Args:

@@ -286,6 +286,7 @@ def _look(source: Source, name: str, size: int) -> None:
     from ftckpt.formats.pickles.unpickle import BUILTINS, load
     from ftckpt.formats.torch_files.plain_pickle import begins_plain, parse_plain
     from ftckpt.formats.torch_files.stream import other_kind, parse_stream
+    from ftckpt.workers.budget import budget
 
     with source.open(name) as reader:
         head = reader.read(0, min(size, 16))
@@ -297,7 +298,7 @@ def _look(source: Source, name: str, size: int) -> None:
             if begins_plain(head):
                 parse_plain(reader.read, size, file=name)
                 return
-            data = reader.read(0, min(size, _BARE))
+            data = reader.read(0, min(size, _BARE, budget() // 8))
             load(data, file=name, table=BUILTINS, exact=len(data) == size)
 
 

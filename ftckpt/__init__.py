@@ -19,24 +19,22 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api import (
-        gc,
-        gc_purge,
-        gc_undelete,
-    )
     from .operations.checking import seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
+    from .operations.estimating import plan_compress, plan_elastic, plan_risk
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, pins, tag, unpin, untag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .operations.planning import plan, plan_sweep
     from .operations.promoting import promote
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
     from .operations.restarting import restart
+    from .operations.retaining import gc, gc_purge, gc_undelete
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard
@@ -66,6 +64,11 @@ __all__ = [
     "open_checkpoint",
     "pin",
     "pins",
+    "plan",
+    "plan_compress",
+    "plan_elastic",
+    "plan_risk",
+    "plan_sweep",
     "promote",
     "repair",
     "replay_audit",

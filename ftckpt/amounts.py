@@ -22,6 +22,9 @@ HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
 # The upper bound of any plan (30 million years).
 _MOST_SECONDS = 1e15
 
+# No filesystem holds so much; beyond it a float may be infinite.
+_MOST_BYTES = 1 << 63
+
 # `re` compiles these when they are first used.
 NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 BARE = rf"[+-]?{NUMBER}"
@@ -119,13 +122,20 @@ def size(value: Size) -> int:
     """
     if not isinstance(value, str):
         return int(value)
+    found = _bytes(value)
+    if not found < _MOST_BYTES:
+        raise UsageError(f"{value[:40]!r} is more than any filesystem holds")
+    return int(found)
+
+
+def _bytes(value: str) -> float:
     match = re.fullmatch(_SIZE, value, re.IGNORECASE)
     number, unit, suffix = match.groups() if match else ("0", "", "i")
     if suffix.lower() == "i" or (suffix.lower() == "ib" and not unit):
         raise UsageError(f"{value!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
     power = _POWERS[unit.lower()]
     scale = 1000 ** (power // 10) if suffix.lower() == "b" else 1 << power
-    return int(float(number) * scale)
+    return float(number) * scale
 
 
 def rate(value: Rate) -> float | None:

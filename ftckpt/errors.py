@@ -235,6 +235,13 @@ class UnsupportedError(FtckptError):
     default_kind = "unsupported"
 
 
+class NoStateError(UnsupportedError):
+    """A file that can be read and holds no state of a training: it is not a checkpoint at all.
+
+    In a root it is foreign: it stands in no order, and nothing is said of it.
+    """
+
+
 _SHOWN = 255  # a text out of a file may have any length
 _Newer = TypeVar("_Newer", bound="NewerWriterError")
 

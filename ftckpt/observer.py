@@ -42,7 +42,7 @@ class Observer:
         """A finding, as it is made."""
 
     def end(self, report: Any) -> None:
-        """One of several checkpoints is done; `report` is of the operation's own class."""
+        """One of several checkpoints is done, or the plan is made; `report` is the operation's."""
 
     def note(self, text: str) -> None:
         """A remark: which checkpoint of a root was taken."""

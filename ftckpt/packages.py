@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from .errors import MissingPackageError
 
-# What to install, by the name that is imported. No extra of ftckpt stands here: pip would install
-# torch with it, where ftckpt was installed without.
+# What to install, by the name that is imported. No extra of ftckpt stands here: what was installed
+# from a checkout or an image is not found under ftckpt's name.
 REQUIREMENTS = {
     "torch": "torch",
     "numpy": "numpy",

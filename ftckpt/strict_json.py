@@ -37,6 +37,7 @@ class JsonLimits(NamedTuple):
         items: number of commas, which bounds the items of all arrays.
         naturals: whether every number must be an integer from 0 up.
         infinities: whether Infinity and -Infinity are numbers, as Python writes them.
+        more: keys beyond four for each object, which have texts of their own; None for `keys`.
     """
 
     depth: int
@@ -45,6 +46,7 @@ class JsonLimits(NamedTuple):
     items: int
     naturals: bool
     infinities: bool = False
+    more: int | None = None
 
 
 class JsonError(ValueError):
@@ -249,10 +251,13 @@ def _without_strings(raw: bytes) -> bytes:
 
 def _count(bare: bytes, limits: JsonLimits, refuse: Any) -> None:
     """Refuse what would cost too much to build, from the text without its strings."""
-    if bare.count(b"{") > limits.objects:
+    objects, keys = bare.count(b"{"), limits.keys
+    if objects > limits.objects:
         refuse(f"holds more than {limits.objects} objects")
-    if bare.count(b":") > limits.keys:
-        refuse(f"holds more than {limits.keys} keys")
+    if limits.more is not None:
+        keys = min(keys, 4 * objects + limits.more)
+    if bare.count(b":") > keys:
+        refuse(f"holds more than {keys} keys")
     if bare.count(b",") > limits.items:
         refuse(f"holds more than {limits.items} items")
     if _LONG_NUMBER.search(bare):

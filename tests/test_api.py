@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -16,12 +17,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import retaining
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import choosing, packing, restarting, transferring
+from ftckpt.operations import choosing, packing, restarting, retaining, transferring
+from ftckpt.operations.definition import groups
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 
@@ -273,10 +274,8 @@ def test_the_planning_of_the_page_runs() -> None:
     assert 0 < names["plan"].outcome.useful < 1
 
 
-# Verbs for people at a terminal, and one that takes its process over; planning has functions of
-# numbers, in ftckpt.planning.
+# Verbs for people at a terminal, and one that takes its process over.
 ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
-ONLY_VERBS |= {one for one in verbs.VERBS if one[:4] == "plan"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
@@ -305,8 +304,9 @@ def test_a_misspelt_flag_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(set(verbs.VERBS) - ONLY_VERBS))
 def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
-    taken = set()
-    for name, parameter in signature(getattr(ftckpt, verb.replace(" ", "_"))).parameters.items():
+    function = getattr(ftckpt, verb.replace(" ", "_"))
+    taken = {one.name for group in groups(function).values() for one in fields(group)}
+    for name, parameter in signature(function).parameters.items():
         taken.add(name)
         if parameter.kind is parameter.VAR_KEYWORD:
             group = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import os
 import re
 import shutil
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -20,8 +22,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
-from ftckpt.operations.definition import call, taken
-from ftckpt.operations.many import Machines
+from ftckpt.operations.definition import call, groups, taken
 from ftckpt.reports import document
 from ftckpt.workers import budget
 from tests.builders.checkpoints import flip, save_dcp
@@ -92,7 +93,7 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
         raise NotFoundError("nothing is opened here")
 
     before = budget.budget()
-    monkeypatch.setattr("ftckpt.operations.opening.resolve.open_target", opens)
+    monkeypatch.setattr("ftckpt.discovery.resolve.open_target", opens)
     try:
         said_by(capfd, *words, "--max-memory", "123MiB")
     finally:
@@ -215,7 +216,7 @@ guard ROOT --notices mars -- true
 guard ROOT --alert-url here -- true
 guard ROOT --limit-rate 5 -- true
 guard ROOT --every 15 -- true
-guard ROOT --prometheus nowhere/file -- true
+guard ROOT --prometheus m.json -- true
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -264,6 +265,34 @@ delta rebase DELTA made --onto STEP --storage-rate 2GB/s
 delta rebase DELTA made --onto STEP --full
 delta rebase DELTA made
 delta rebase STEP made
+plan --mtbf 3h --save 60s
+plan --gpus 16k --gpu-mtbf 50000h --params 405B --storage-bw 2TB/s --max-loss 5m --gpu-hour 2.33
+plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --failures-per-run 20
+plan --mtbf 3h --tier name=ram,cost=1s,restore=10s,covers=80% --tier name=shared,cost=60s
+plan --mtbf 3h --save 60s --weights-between 2 --weights-save 8s --rewarm 1h --interval 20m
+plan --from ROOT --mtbf 3h --save 60s
+plan --from nowhere --mtbf 3h
+plan --from-log words.log --save 60s
+plan --mtbf 3h
+plan --mtbf 3 --save 60s
+plan --save 60s
+plan --mtbf 3h --save 60s --law weibull:0.7
+plan --presets
+plan sweep --over gpus=1k..4k --gpu-mtbf 50000h --save 60s
+plan sweep --over mtbf=30m..2d --over save=1s..10m --points 3
+plan sweep --over speed=1..2 --mtbf 3h
+plan sweep --over save=1s..10m --over save=1s..10m --mtbf 3h
+plan sweep --over save=1s..10m --mtbf 3h --weights-between 1
+plan risk --gpus 1k --afr 9% --days 30
+plan risk --gpus 1k --afr 9% --days 0
+plan risk --gpus many --afr 9% --days 30
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3
+plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 64 --batch 2048 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr fast
+plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
 promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
@@ -302,6 +331,30 @@ families llama --config nowhere.json
 families --config nowhere.json
 families llama --config config.json
 families gpt2 --config config.json
+gc MANY --keep-last 1
+gc MANY --keep-last 1 --min-survivors 1
+gc MANY --keep-last 1 --min-survivors 1 --apply
+gc MANY --keep-last 1 --apply
+gc MANY --keep-last 2 --min-survivors 1 --apply --purge-now --yes
+gc MANY --keep-last 2 --apply --trash-ttl 5
+gc MANY --keep-last 2 --yes
+gc MANY --keep-last 2 --min-survivors 1 --free 1TB
+gc MANY --keep-tag a --metric worst
+gc MANY --policy retention.toml --min-survivors 1
+gc MANY --policy retention.toml --keep-last 2
+gc MANY --tier x
+gc MANY nowhere.json
+gc MANY
+gc MANY@1 --keep-last 1
+gc nowhere --keep-last 1
+gc undelete MANY
+gc undelete MANY 1
+gc undelete MANY 1 --all
+gc undelete nowhere
+gc purge MANY
+gc purge MANY --trash-ttl 0s
+gc purge MANY --trash-ttl 0s --yes
+gc purge nowhere
 ls ROOT
 ls ROOT@1
 ls STEP
@@ -330,12 +383,12 @@ CONFIG = """
 """
 # What may differ from one run to the next.
 TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
-TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now"}
+TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now", "fingerprint"}
 TIMED |= {"guard", "identity", "since", "token"}  # of a process, and of files as they are
 
 
-# What `restart` makes is named after the very files that it was made of.
-_SCRATCH = re.compile("(?<=world4-)[0-9a-f]{8}")
+# What `restart` makes is named after the very files that it was made of; gc names by the time.
+_PASSING = re.compile(r"(?<=world4-)[0-9a-f]{8}|\d{8}T\d{6}\.\d{6}Z")
 
 
 class Recorder(Observer):
@@ -353,18 +406,20 @@ def untimed(value: Any, place: Path) -> Any:
     if isinstance(value, dict):
         measured = {"found", "means"} if "area" in value else ()  # by the doctor
         found = {k: untimed(v, place) for k, v in value.items() if k not in {*TIMED, *measured}}
+        if isinstance(found.get("plan"), str):
+            del found["plan"]  # a digest, of times too
         if isinstance(found.get("findings"), list):  # threads find them in any order
             found["findings"].sort(key=repr)
         return found
     if isinstance(value, list):
         return [untimed(one, place) for one in value]
-    return _SCRATCH.sub("", value.replace(str(place), "@")) if isinstance(value, str) else value
+    return _PASSING.sub("", value.replace(str(place), "@")) if isinstance(value, str) else value
 
 
 def files_below(place: Path) -> dict[str, str]:
     """Return the files by digests; of what says when it was made, the name alone."""
     return {
-        _SCRATCH.sub("", str(path.relative_to(place))): ""
+        _PASSING.sub("", str(path.relative_to(place))): ""
         if path.suffix in (".json", ".jsonl")
         else sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
@@ -393,9 +448,9 @@ def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
             known = {one.name for one in taken(operation)}
             known |= inspect.signature(operation).parameters.keys()
             given = {k: v for k, v in ctx.params.items() if k in known}
-            if "division" in known:
-                names = {one.name for one in fields(Machines)} & ctx.params.keys()
-                given["division"] = Machines(**{name: ctx.params[name] for name in names})
+            for group, kind in groups(operation).items():
+                names = {one.name for one in fields(kind)} & ctx.params.keys()
+                given[group] = kind(**{name: ctx.params[name] for name in names})
         python = operation if name == "guard" else getattr(ftckpt, name.replace(" ", "_"))
         report = call(python, given | {"on": heard})
     except FtckptError as error:
@@ -426,6 +481,9 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (place / "job.log").write_text(f"{failed}\n")
     (place / "cut.log.gz").write_bytes(gzip.compress(failed.encode() * 9)[:-12])
+    for number in (1, 2, 3):
+        save_dcp(place / "MANY" / f"step-{number}", step=number)
+        os.utime(place / "MANY" / f"step-{number}" / ".metadata", (0, time() - 3600 + number))
     (place / "tier").mkdir()
     (place / "config.json").write_text(CONFIG)
     (place / "retention.toml").write_text('[[tier]]\nname = "x"\nroots = ["*"]\nkeep-last = 1\n')

@@ -36,7 +36,7 @@ LEVELS = (
 LOOSE = {
     **dict.fromkeys(("errors", "extents", "findings", "own_files", "strict_json"), "ground"),
     **dict.fromkeys(
-        ("amounts", "observer", "packages", "progress", "reports", "version"), "ground"
+        ("amounts", "observer", "packages", "plugins", "progress", "reports", "version"), "ground"
     ),
     "hook": "replay",
     **dict.fromkeys(("__main__", "demonstration"), "api"),

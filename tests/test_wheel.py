@@ -106,7 +106,7 @@ def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
     assert not [name for name in names if name.startswith("build/")]
     assert {
         "pyproject.toml", "README.md", "LICENSE", "ftckpt/py.typed", "commands/verify.py",
-        "formats/families/llama.toml", "completions/_ftckpt", "requirements/light.txt",
+        "formats/families/llama.toml", "completions/_ftckpt",
         "tests/conftest.py", "docs/verify.md", "docs/packaging/backend.py",
         "docs/schemas/verify.schema.json",
     } <= names  # fmt: skip
@@ -149,21 +149,14 @@ def test_an_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(packages), *lent])},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    for shared in ("man/man1/ftckpt-verify.1", "man/man7/ftckpt-exit-codes.7", "ftckpt/light.txt"):
+    for shared in ("man/man1/ftckpt-verify.1", "man/man7/ftckpt-exit-codes.7"):
         assert (place / "share" / shared).exists()
 
 
-def requirements(lines: list[str]) -> set[str]:
-    return {line.partition("#")[0].strip() for line in lines} - {""}
-
-
-def test_the_light_install_is_the_default_without_torch() -> None:
-    light = requirements((ROOT / "requirements" / "light.txt").read_text().splitlines())
+def test_what_is_installed_by_default_is_light() -> None:
     project = PROJECT["project"]
-    torch = {one for one in project["dependencies"] if one.startswith("torch")}
-    assert len(torch) == 1
-    fast = set(project["optional-dependencies"]["fast"])
-    assert light == (set(project["dependencies"]) - torch) | fast
+    assert not [one for one in project["dependencies"] if one.startswith("torch")]
+    assert len(project["optional-dependencies"]["torch"]) == 1
 
 
 def test_every_package_that_is_imported_is_declared() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, cast
 
+from ftckpt import plugins
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
 from ftckpt.storage.secrets import hidden, withheld
@@ -18,12 +19,12 @@ from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
-from .environment import environment_name, is_secret
+from .environment import environment_name, is_secret, said_again
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, load, resolve
+from .verbs import RESUMABLE, VERBS, load, named, resolve
 
 # A command line that is longer is not said again.
 _SHOWN = 200
@@ -44,8 +45,7 @@ def scan(arguments: Sequence[str]) -> _Line:
     words = list(arguments)
     flags = words[: words.index("--")] if "--" in words else words
     first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
-    named = (" ".join(words[first : first + length]) for length in (2, 1))
-    verb = next((name for name in named if name in VERBS), "")
+    verb = named(words[first : first + 2])
     variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
@@ -101,7 +101,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
     for number, word in enumerate(words[:end]):
         flag, mark, value = word.partition("=")
         before = words[number - 1] if number else ""
-        if "://" not in word or _HOOK.fullmatch(flag if mark else before):
+        if ":" not in word or _HOOK.fullmatch(flag if mark else before):
             kept.append(word)
         elif flag.startswith("--") and mark:
             kept.append(f"{flag}={withheld(value)}")
@@ -113,6 +113,9 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 def run(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line; every failure becomes a Result, with its words on stderr."""
     result = _run(arguments, invocation)
+    for sentence in plugins.failures():
+        if sentence != result.message:
+            invocation.warn(f"warning: {printable(sentence)}")
     if invocation.on_end is not None:
         try:
             invocation.on_end(result)
@@ -138,7 +141,8 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
             import traceback
 
             write(sys.stderr, hidden(traceback.format_exc()))
-        result = verdict(error, invocation.verb)
+        code, message, hint = verdict(error, invocation.verb)
+        result = Result(code, hidden(message), hidden(hint))
         invocation.complain(result.code, printable(result.message), printable(result.hint))
         return result
 
@@ -152,7 +156,7 @@ def _ended(signalled: SignalError, invocation: Invocation) -> Result:
 
 def _again(invocation: Invocation) -> str:
     """Say which command goes on where this one was; URLs may hold what is not for a log."""
-    typed = shlex.join(["ftckpt", *invocation.words])
+    typed = shlex.join(["ftckpt", *said_again(invocation.words)])
     if "://" in typed or len(typed) > _SHOWN:
         return f"the same ftckpt {invocation.verb} goes on where this one was"
     return f"the same command goes on where this one was: {typed}"
@@ -194,6 +198,14 @@ def verdict(error: BaseException, verb: str = "") -> Result:
             ExitCode.UNAVAILABLE,
             f"{lost} of ftckpt itself cannot be read: {error}",
             "the filesystem that ftckpt is installed on is away, or it was just installed anew",
+        )
+    added = plugins.plugins(plugins.VERBS).get(verb) if verb and verb not in VERBS else None
+    if added is not None:
+        return Result(
+            ExitCode.INTERNAL,
+            f"the verb {verb!r} of the package {added.package} failed: "
+            f"{type(error).__name__}: {error}",
+            "this says nothing about the checkpoint; please tell those who made the package",
         )
     return Result(
         ExitCode.INTERNAL,

@@ -68,6 +68,9 @@ def _storage(
     """Options of every verb that opens a place."""
 
 
+# No step, size or count of anything is larger, and no float or array takes every larger one.
+_MOST = 1 << 63
+
 # Names of the options that every verb has, and every verb that opens a place.
 COMMON = set(_common.__annotations__) - {"return"}
 STORAGE = set(_storage.__annotations__) - {"return"}
@@ -127,7 +130,9 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
     if enum is not None and default is not None:
         default = str(default)
 
-    def value(_: click.Context, __: click.Parameter, given: Any) -> Any:
+    def value(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        if type(given) is int and abs(given) >= _MOST:
+            raise click.BadParameter(f"{str(given)[:20]}… is beyond any use.", ctx, param)
         if several:
             return list(given) if given else one.default
         return enum(given) if enum is not None and given is not None else given
@@ -167,8 +172,8 @@ def _plain(kind: Any) -> Any:
     if isinstance(kind, (str, ForwardRef)):
         return str  # a place, or what Python callers have opened
     kinds = [one for one in get_args(kind) if one is not type(None)] or [kind]
-    name = getattr(getattr(kind, "__origin__", None), "__name__", "")
-    if name in ("list", "Sequence", "tuple"):
+    names = {getattr(getattr(one, "__origin__", None), "__name__", "") for one in (kind, *kinds)}
+    if names & {"list", "Sequence", "tuple"}:
         return Several()
     if len(kinds) > 1:  # a word, or a number with its unit
         enums = [one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)]

@@ -67,10 +67,26 @@ def is_secret(name: str) -> bool:
     return re.fullmatch(_SECRET, name) is not None
 
 
+def said_again(words: Sequence[str]) -> list[str]:
+    """Return a command line as it may be printed: without the alerts, whose values are secret."""
+    kept: list[str] = []
+    end = words.index("--") if "--" in words else len(words)
+    skip = False
+    for word in words[:end]:
+        flag, valued, _ = word.partition("=")
+        secret = not skip and word.startswith("--") and is_secret(flag)
+        if not skip and not secret:
+            kept.append(word)
+        skip = secret and not valued
+    return [*kept, *words[end:]]
+
+
 def refuse_unknown(
     verbs: Collection[str],
     load: Callable[[str], Any],
     environment: Mapping[str, str] = os.environ,
+    *,
+    more: Callable[[], Collection[str]] = tuple,
 ) -> None:
     """Check every variable that begins with FTCKPT_.
 
@@ -80,6 +96,7 @@ def refuse_unknown(
         verbs: the names of all verbs.
         load: returns the command of a verb.
         environment: the variables and their values.
+        more: returns names of verbs that are asked after all others.
 
     Raises:
         UsageError: one sets no flag of any verb; the hint names the nearest that does.
@@ -89,6 +106,9 @@ def refuse_unknown(
         if any(name in known.variables(verb) for verb in known.owners(name)):
             continue
         if re.fullmatch(_OTHERS, name) and not known.begins_as_replay(name):
+            continue
+        added = _Verbs(more(), load)
+        if any(name in added.variables(verb) for verb in added.owners(name)):
             continue
         raise UsageError(f"{name} sets no flag", hint=known.hint(name))
 

@@ -44,13 +44,18 @@ _LONG_WORD = re.compile(rf"\S{{{_MOST_WORD + 1},}}+")
 
 
 def printable(text: str) -> str:
-    """Return `text` for one line: control characters escaped, a word that is no name cut.
+    """Return `text` for one line: control characters escaped, a word longer than any name cut.
 
     What is longer than any name or line is said to be: how many characters were left out.
     """
     if len(text) > _MOST_WORD:
         text = _LONG_WORD.sub(lambda word: _cut(word[0]), text)
         text = _cut(text) if len(text) > _MOST_LINE else text
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return `text` whole, with control characters and undecodable bytes written as escapes."""
     return _CONTROL.sub(_escape, _SURROGATE.sub(_escape, text))
 
 

@@ -13,16 +13,16 @@ from ftckpt.version import __version__
 
 from .environment import HELP
 from .terminal import write
-from .verbs import VERBS
+from .verbs import all_verbs
 
 
 class VerbList(TyperGroup):
     """The list of verbs; each is parsed by itself (`derive`)."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs from the static table."""
+        """List the verbs, of ours from the static table."""
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl(list(all_verbs().items()))
 
 
 app = typer.Typer(

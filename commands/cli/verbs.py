@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.errors import UsageError
+from ftckpt import plugins
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.storage.settings import read_settings
 
 from .environment import refuse_unknown
@@ -97,9 +98,38 @@ _MEANT = {
 }
 
 
+def names() -> list[str]:
+    """Return the names of all verbs; those that other packages add come last."""
+    return list(dict.fromkeys((*VERBS, *plugins.plugins(plugins.VERBS))))
+
+
+def all_verbs(*, broken: bool = True) -> dict[str, str]:
+    """Return all verbs with their summaries, which those of other packages are loaded for.
+
+    Args:
+        broken: whether those are listed that do not work; their summary says so.
+    """
+    found = {verb: VERBS.get(verb) or summary(verb) for verb in names()}
+    failed = () if broken else plugins.failures()
+    return {verb: said for verb, said in found.items() if said not in failed}
+
+
+def is_verb(name: str) -> bool:
+    """Say whether there is such a verb; other packages are asked last."""
+    return name in VERBS or name in plugins.plugins(plugins.VERBS)
+
+
+def summary(verb: str) -> str:
+    """Return the first line of a verb's help, or that it does not work."""
+    try:
+        return (load(verb).help or "").strip().partition("\n")[0].rstrip(".")
+    except UnsupportedError as error:
+        return error.message
+
+
 def family(first: str) -> list[str]:
     """Return the verbs that begin with a word: `delta pack` and its kin for `delta`."""
-    return [verb for verb in VERBS if verb.partition(" ")[0] == first]
+    return [verb for verb in names() if verb.partition(" ")[0] == first]
 
 
 def _near(name: str) -> list[str]:
@@ -107,7 +137,7 @@ def _near(name: str) -> list[str]:
     if name in _MEANT:
         return list(_MEANT[name])
     known: dict[str, list[str]] = {}
-    for verb in VERBS:
+    for verb in names():
         for word in dict.fromkeys((verb.partition(" ")[0], verb.rpartition(" ")[2])):
             known.setdefault(word, []).append(verb)
     if name in known:
@@ -122,9 +152,9 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         UsageError: there is none of that name; it says what may be meant.
     """
-    for length in (2, 1):
-        if (name := " ".join(words[:length])) in VERBS:
-            return name, list(words[length:])
+    verb = named(words)
+    if verb:
+        return verb, list(words[len(verb.split()) :])
     name, hint = words[0], "see ftckpt --help"
     known = family(name)
     if known:
@@ -134,12 +164,34 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
     raise UsageError(f"unknown verb {name!r}{meant}", hint=hint)
 
 
+def named(words: Sequence[str]) -> str:
+    """Return the verb that words begin with, one of two words first, or ""."""
+    begins = [" ".join(words[:length]) for length in (2, 1)]
+    own = [name for name in begins if name in VERBS]
+    return next(iter(own or filter(is_verb, begins)), "")
+
+
 def load(verb: str) -> Verb:
-    """Import a verb's module and return its command."""
+    """Import a verb's module and return its command.
+
+    Raises:
+        UnsupportedError: it is another package's, and does not work.
+    """
     from .derive import Verb  # what stands before a verb needs no click
 
-    module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-    return Verb(verb, module, _settled, lambda: refuse_unknown(VERBS, load))
+    if verb in VERBS:
+        module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
+        return Verb(verb, module, _settled, _refuse)
+    module = plugins.load(plugins.VERBS, verb)
+    try:
+        return Verb(verb, module, _settled, _refuse)
+    except Exception as error:
+        raise plugins.failed(plugins.VERBS, verb, error) from error
+
+
+def _refuse() -> None:
+    """Refuse variables that set nothing; other packages are asked for those of no verb of ours."""
+    refuse_unknown(VERBS, load, more=lambda: plugins.plugins(plugins.VERBS))
 
 
 def _settled(verb: str) -> dict[str, Any]:
@@ -148,4 +200,4 @@ def _settled(verb: str) -> dict[str, Any]:
         return {}
     from ftckpt.commands.config.defaults import defaults_of
 
-    return defaults_of(verb, VERBS)
+    return defaults_of(verb, is_verb)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from ftckpt.commands.cli.environment import PREFIX, is_secret
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, pairs, table
-from ftckpt.commands.cli.verbs import VERBS, load
+from ftckpt.commands.cli.verbs import is_verb, load, named
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.operations.definition import argument
@@ -51,7 +51,7 @@ def command(
     invocation.report(target=settings.path, file=settings.path if there else None)
     if words:
         return _of_verb(invocation, settings, words)
-    set_here = defaults(settings, VERBS)
+    set_here = defaults(settings, is_verb)
     rows: list[list[Any]] = [
         [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
         for one in set_here
@@ -92,23 +92,22 @@ def _shown(name: str) -> str:
 
 
 def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -> Result:
-    size = 2 if " ".join(words[:2]) in VERBS else 1
-    name = " ".join(words[:size])
-    if name not in VERBS:
-        raise UsageError(f"unknown verb {name!r}", hint="see ftckpt --help")
-    verb, rest = load(name), words[size:]
+    name = named(words)
+    if not name:
+        raise UsageError(f"unknown verb {words[0]!r}", hint="see ftckpt --help")
+    verb, rest = load(name), words[len(name.split()) :]
     known = {one for p in verb.params for one in (*p.opts, *p.secondary_opts)}
     end = rest.index("--") if "--" in rest else len(rest)
     for word in rest[:end]:
         if word.startswith("--") and word.partition("=")[0] not in known:
             raise UsageError(f"{name} has no {word.partition('=')[0]}", hint=f"ftckpt {name} -h")
     # Those of the verb come last, and go before those of all verbs.
-    here = [one for one in defaults(settings, VERBS) if one.verb in ("", name)]
+    here = [one for one in defaults(settings, is_verb) if one.verb in ("", name)]
     lines = {one.option.replace("-", "_"): one.line for one in here}
     found = []
     with verb.make_context(
         name, list(rest), resilient_parsing=True,
-        default_map=defaults_of(name, VERBS),
+        default_map=defaults_of(name, is_verb),
     ) as its:  # fmt: skip
         for param in verb.params:
             if param.param_type_name == "argument" or param.name not in its.params:

@@ -7,7 +7,7 @@ check can be set there: only what `_DEFAULTS` lists, and a policy from there is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ftckpt import amounts
@@ -71,7 +71,7 @@ class Default(NamedTuple):
     line: int | None
 
 
-def defaults(settings: SettingsFile, verbs: Collection[str]) -> list[Default]:
+def defaults(settings: SettingsFile, is_verb: Callable[[str], bool]) -> list[Default]:
     """Return what `[defaults]` and `[defaults.VERB]` set; those for all verbs first.
 
     Raises:
@@ -84,7 +84,7 @@ def defaults(settings: SettingsFile, verbs: Collection[str]) -> list[Default]:
             found.append(_default(settings, "", name, value))
     for verb, row in table.items():
         if isinstance(row, dict):
-            if verb not in verbs:
+            if not is_verb(verb):
                 raise UsageError(f"{settings.where('defaults', verb)}: no verb is called {verb!r}")
             found += [_default(settings, verb, name, value) for name, value in row.items()]
     return found
@@ -112,7 +112,7 @@ def _default(settings: SettingsFile, verb: str, name: str, value: Any) -> Defaul
     return Default(verb, name, value, settings.line(*keys))
 
 
-def defaults_of(verb: str, verbs: Collection[str]) -> dict[str, Any]:
+def defaults_of(verb: str, is_verb: Callable[[str], bool]) -> dict[str, Any]:
     """Return the defaults of a verb by its parameters' names: its own go before those of all.
 
     Raises:
@@ -123,7 +123,7 @@ def defaults_of(verb: str, verbs: Collection[str]) -> dict[str, Any]:
     if not settings.tables:
         return {}
     policies(settings)  # a mistake anywhere in it is told at once
-    found = [one for one in defaults(settings, verbs) if one.verb in ("", verb)]
+    found = [one for one in defaults(settings, is_verb) if one.verb in ("", verb)]
     return {one.option.replace("-", "_"): one.value for one in found}
 
 

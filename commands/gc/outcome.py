@@ -1,9 +1,9 @@
-"""What was dropped, reclaimed and had back, as JSON and as text."""
+"""What was dropped, reclaimed and had back, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes, printable
@@ -11,54 +11,6 @@ from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
     from ftckpt.retention.apply.outcome import Applied, ApplyOutcome, Purged, Thinned
-    from ftckpt.retention.trash import Trashed
-
-
-def applied_record(applied: Applied) -> dict[str, Any]:
-    """Return what was dropped, as JSON values."""
-    return {
-        "plan": applied.plan,
-        "dropped": [d.entry.name for d in applied.dropped],
-        "trashed": [trashed_record(t) for t in applied.trashed],
-        "absent": applied.absent,
-        "freed": applied.freed,
-        "waiting": applied.waiting,
-        "purged": None if applied.purged is None else purged_record(applied.purged),
-        **rest_record(applied),
-    }
-
-
-def purged_record(purged: Purged) -> dict[str, Any]:
-    """Return what was reclaimed of the trash, as JSON values."""
-    return {
-        "erased": [trashed_record(t) for t in purged.erased],
-        "held": [{"path": path, **why._asdict()} for path, why in purged.held.items()],
-        "freed": purged.freed,
-        **rest_record(purged),
-    }
-
-
-def trashed_record(thing: Trashed) -> dict[str, Any]:
-    """Return one thing in the trash, as JSON values."""
-    return {
-        "id": thing.id,
-        "name": thing.entry,
-        "step": thing.step,
-        "time": thing.time,
-        "path": thing.path,
-        "erasing": thing.erasing,
-    }
-
-
-def rest_record(outcome: ApplyOutcome) -> dict[str, Any]:
-    """Return what was not done, and what is to be known, as JSON values."""
-    return {
-        "failed": [
-            {"name": name, "code": error.exit_code, "message": error.message, "hint": error.hint}
-            for name, error in outcome.failed.items()
-        ],
-        "notes": outcome.notes,
-    }
 
 
 def applied_text(applied: Applied) -> str:
@@ -73,23 +25,6 @@ def applied_text(applied: Applied) -> str:
     if applied.freed or not parts:
         parts.append(f"{human_bytes(applied.freed)} freed")
     return f"dropped {len(applied.dropped)}{failed}{gone}: {', '.join(parts)}"
-
-
-def thinned_record(thinned: Thinned) -> dict[str, Any]:
-    """Return what keeps its weights alone, as JSON values."""
-    return {
-        "thinned": [
-            {"name": one.decision.entry.name, "weights": one.name, "bytes": one.nbytes}
-            | {"won": one.won}
-            for one in thinned.thinned
-        ],
-        "trashed": [trashed_record(t) for t in thinned.trashed],
-        "absent": thinned.absent,
-        "freed": thinned.freed,
-        "waiting": thinned.waiting,
-        "won": thinned.won,
-        **rest_record(thinned),
-    }
 
 
 def thinned_text(thinned: Thinned) -> str:

@@ -6,12 +6,13 @@ import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ftckpt.commands.cli.environment import said_again
 from ftckpt.commands.cli.render import block, human_bytes, table
+from ftckpt.operations.retaining import kept_saves
 from ftckpt.retention.document import Row, rows
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass
 
-_NO_SAVES = (EntryClass.FOREIGN, EntryClass.TRASH)
 _HEAD = ["step>", "name", "age>", "size>", "class", "looked at", "plan", "why"]
 
 
@@ -39,11 +40,6 @@ def _cells(row: Row, skip: int) -> list[str]:
     return [row.step, name, row.age, size, row.entry_class, row.looked, row.verdict, row.reason]
 
 
-def kept_saves(plan: RetentionPlan) -> int:
-    """Return how many saves a plan keeps, whole or not; strange names and the trash are none."""
-    return sum(d.entry.entry_class not in _NO_SAVES for d in plan.keep)
-
-
 def summary(plan: RetentionPlan) -> str:
     """Return one sentence: what the plan keeps, drops and frees."""
     trashed = sum(d.entry.entry_class is EntryClass.TRASH for d in plan.keep)
@@ -58,19 +54,8 @@ def summary(plan: RetentionPlan) -> str:
     return f"keeps {kept_saves(plan)}, drops {len(plan.drop)}, frees {frees}{trash}"
 
 
-def short_of(plan: RetentionPlan) -> str:
-    """Say by how much the plan frees less than `--free` asks for; "" where it frees enough."""
-    wanted = plan.policy.reclaim
-    if wanted is None or plan.frees >= wanted:
-        return ""
-    return (
-        f"only {human_bytes(plan.frees)} of the {human_bytes(wanted)} of --free can be freed: "
-        "the policy keeps the rest"
-    )
-
-
 def command_to_apply(words: Sequence[str]) -> str:
     """Return the command line that carries out what this one has planned."""
-    own = [word for word in words if word not in ("--json", "--quiet", "-q")]
+    own = [word for word in said_again(words) if word not in ("--json", "--quiet", "-q")]
     end = own.index("--") if "--" in own else len(own)
     return shlex.join(["ftckpt", *own[:end], "--apply", *own[end:]])

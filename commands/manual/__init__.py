@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ftckpt.commands.cli.codes import MEANINGS
-from ftckpt.commands.cli.verbs import VERBS
+from ftckpt.commands.cli.verbs import VERBS, all_verbs
 from ftckpt.errors import PRECEDENCE
 from ftckpt.version import __version__
 
@@ -20,10 +20,14 @@ from .environment import environment_text
 from .roff import bold, example, paragraphs, plain, rows
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Yield each page: its name, such as `ftckpt-gc-undelete.1`, and its text."""
-    made = {"ftckpt.1": _overview()}
-    made |= {f"{_page(verb)}.1": _verb(verb) for verb in VERBS}
+def pages(verbs: Mapping[str, str] = VERBS) -> Iterator[tuple[str, str]]:
+    """Yield each page: its name, such as `ftckpt-gc-undelete.1`, and its text.
+
+    Args:
+        verbs: with their summaries.
+    """
+    made = {"ftckpt.1": _overview(verbs)}
+    made |= {f"{_page(verb)}.1": _verb(verb) for verb in verbs}
     made |= {"ftckpt-exit-codes.7": _exit_codes(), "ftckpt-environment.7": _environment()}
     for name, text in made.items():
         # A heading begins a paragraph already.
@@ -34,7 +38,7 @@ def write_pages(folder: str) -> list[str]:
     """Write all pages into a folder, which is made, and return their paths."""
     os.makedirs(folder, exist_ok=True)
     paths = []
-    for name, text in pages():
+    for name, text in pages(all_verbs(broken=False)):
         paths.append(os.path.join(folder, name))
         with open(paths[-1], "w", encoding="utf-8") as file:
             file.write(text)
@@ -67,8 +71,7 @@ def _sections(names: Iterable[str]) -> Iterator[tuple[str, int]]:
 _ALL = ("ftckpt-exit-codes", "ftckpt-environment")
 
 
-def _overview() -> str:
-    verbs = [(bold(verb), plain(does)) for verb, does in VERBS.items()]
+def _overview(verbs: Mapping[str, str]) -> str:
     return (
         _head("ftckpt", 1, "operate the checkpoints of large-model training")
         + f".SH SYNOPSIS\n{bold('ftckpt')} [{bold('--version')}] [{bold('--debug')}]"
@@ -80,8 +83,8 @@ def _overview() -> str:
             "framework that wrote the files, and never runs code from a file."
         )
         + ".SH VERBS\n"
-        + rows(verbs)
-        + _see_also([*map(_page, VERBS), *_ALL])
+        + rows((bold(verb), plain(does)) for verb, does in verbs.items())
+        + _see_also([*map(_page, verbs), *_ALL])
     )
 
 

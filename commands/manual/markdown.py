@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ftckpt.commands.cli.verbs import VERBS
 
 from .contents import verb_help
 
 
-def markdown_pages() -> Iterator[tuple[str, str]]:
+def markdown_pages(verbs: Iterable[str] = VERBS) -> Iterator[tuple[str, str]]:
     """Yield each page: its path, such as `verbs/gc-undelete.md`, and its text."""
-    for verb in VERBS:
+    for verb in verbs:
         yield f"verbs/{_file(verb)}", _page(verb)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.commands.cli.render import block
+from ftckpt.commands.cli.render import block, escaped
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 from ftckpt.storage.local.writable import check_file
@@ -131,14 +131,14 @@ def save(
     kind = os.path.splitext(path)[1].lower().removeprefix(".")
     picture = io.BytesIO()
     if kind == "png":
-        about = {"Software": None, "Title": title, "Description": said}
+        about = {"Software": None, "Title": block(title), "Description": block(said)}
         figure.savefig(picture, format="png", metadata=about)
         data = picture.getvalue()
     else:
         # A date would make every picture of the same plan another file.
         figure.savefig(picture, format="svg", dpi=100, metadata={"Date": None})
         # Letters that matplotlib took over from a name: XML has no control characters.
-        drawn = block(*picture.getvalue().decode().split("\n"))
+        drawn = "\n".join(map(escaped, picture.getvalue().decode().split("\n")))
         text = told(drawn, title, said)
         data = (text if kind == "svg" else _page(text, shown or numbers, title, said)).encode()
     table = _table_beside(path)
@@ -176,12 +176,22 @@ def _pictures_of(table: str) -> list[str]:
 
 
 def csv_text(numbers: Mapping[str, Sequence[object]]) -> str:
-    """Return columns as CSV, in full precision; None is an empty field."""
+    """Return columns as CSV, in full precision; None is an empty field.
+
+    A spreadsheet computes a text that begins like a formula, so that an apostrophe stands before a
+    name that does.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(numbers)
-    writer.writerows(zip(*numbers.values(), strict=True))
+    writer.writerows([*map(_cell, row)] for row in zip(*numbers.values(), strict=True))
     return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return f"'{block(value)}" if value.startswith(("=", "+", "-", "@")) else block(value)
 
 
 def _page(svg: str, numbers: Mapping[str, Sequence[object]], title: str, said: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ftckpt.amounts import brief_duration, decimal_bytes
 from ftckpt.commands.cli.render import block, pairs, table
@@ -10,7 +11,9 @@ from ftckpt.planning import Model, Plan, Silent, Tiered
 from ftckpt.planning.bounds import Constraint
 from ftckpt.planning.models.outcome import Outcome
 
-from .notes import Notes
+if TYPE_CHECKING:
+    from ftckpt.operations.planning.notes import Notes
+
 
 # In the order in which a reader meets them, and the letter that draws each in the terminal's plot.
 SHARES = {

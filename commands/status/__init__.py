@@ -28,7 +28,7 @@ class PictureOptions:
     plot: Annotated[str, option("FILE", "Draw saves over time: .png, .svg or .html.")] = ""
 
 
-OPTIONS = (PictureOptions, AlertOptions)
+OPTIONS = (AlertOptions, PictureOptions)
 
 
 def check(invocation: Invocation, given: Mapping[str, Any]) -> Mapping[str, Any]:

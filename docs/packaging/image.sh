@@ -9,10 +9,9 @@ apt-get update
 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
     python3 python3-venv ca-certificates netbase media-types binutils
 
-# An environment of its own, installed as README.md says for a machine without torch.
+# An environment of its own, without torch.
 python3 -m venv /opt/ftckpt
-/opt/ftckpt/bin/pip install --no-cache-dir --no-compile -r "$source/requirements/light.txt"
-/opt/ftckpt/bin/pip install --no-cache-dir --no-compile --no-deps "$source"
+/opt/ftckpt/bin/pip install --no-cache-dir --no-compile "$source"
 /opt/ftckpt/bin/pip uninstall -y pip setuptools
 
 # What no verb reads: tests, headers and stubs, colours for source code, services that are not S3.

@@ -84,6 +84,7 @@ class StoredItem(metaclass=Sealed):
     """
 
     __slots__ = ("length", "offset", "path", "transforms")
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
     path: str
     offset: int
     length: int
@@ -113,6 +114,7 @@ class Chunk(metaclass=Sealed):
     """
 
     __slots__ = ("item", "offsets", "sizes")
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
     offsets: Offsets
     sizes: Offsets
     item: StoredItem | None
@@ -133,6 +135,7 @@ class TensorEntry(metaclass=Sealed):
     """`TensorStorageMetadata`: global size, element type and chunks."""
 
     __slots__ = ("chunks", "dtype", "size")
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
     size: Offsets
     dtype: DType
     chunks: Sequence[Chunk]
@@ -153,6 +156,7 @@ class BytesEntry(metaclass=Sealed):
     """`BytesStorageMetadata`: an object that is not a tensor; it has no state."""
 
     __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
 
     def __setstate__(self, state: Any) -> None: ...
 
@@ -172,6 +176,7 @@ class Properties(metaclass=Sealed):
     """
 
     __slots__ = ("dtype",)
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
     dtype: Any
 
     def __setstate__(self, state: Any) -> None:
@@ -224,6 +229,7 @@ class Fields(metaclass=Sealed):
     """`Metadata` and `StorageMeta`: known members and whatever a dialect adds."""
 
     __slots__ = ("state",)
+    __hash__ = None  # type: ignore[assignment]  # as torch's class
     state: dict[str, Any]
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ftckpt.checkpoint import Scalar, StepRole
 from ftckpt.checkpoint.dtypes import decode_scalar
-from ftckpt.checkpoint.steps import is_counter, role_of
+from ftckpt.checkpoint.steps import READ_FIRST, is_counter, role_of
 from ftckpt.errors import FtckptError
 from ftckpt.formats.state.wrappers import NO_HOMES, Homes
 from ftckpt.formats.torch_files.stream import TensorRef
@@ -41,11 +41,10 @@ def read_scalars(
             chosen[stored.path].append((wanted[name], as_item(name, stored)))
     items: list[Item] = []
     roles: dict[Item, StepRole] = {}
-    order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
     for file, found in chosen.items():
         if file not in source.entries:
             continue
-        found.sort(key=lambda pair: (order[pair[0]], pair[1].extent.offset))
+        found.sort(key=lambda pair: (READ_FIRST[pair[0]], pair[1].extent.offset))
         for role, item in found[: left[file]]:
             items.append(item)
             roles[item] = role

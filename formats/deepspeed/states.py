@@ -187,9 +187,10 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     groups = [_shapes(path, group) for group in shapes]
     told = tree.get("frozen_param_shapes")
     frozen = _shapes(path, {} if told is None else told)
-    buffers = tree.get("buffer_names") or ()
-    if not isinstance(buffers, (list, tuple)) or not all(isinstance(n, str) for n in buffers):
-        _unknown(path, "buffer_names", "names", buffers)
+    told = tree.get("buffer_names") or ()
+    buffers = [name for name in listed(told) if isinstance(name, str)]
+    if not isinstance(told, (list, tuple)) or len(buffers) < len(told):
+        _unknown(path, "buffer_names", "names", told)
     bare = _bare((*chain(*groups), *frozen, *chain(*shared.items()), *buffers), weights)
     fragments = read_weights(path, tree.get("frozen_param_fragments"))
     return ModelState(

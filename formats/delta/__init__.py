@@ -33,7 +33,7 @@ class Delta:
 
     def __init__(
         self,
-        formats: Callable[[Rules | None, Sequence[str]], tuple[Format, ...]],
+        formats: Callable[[Rules | None, Sequence[str]], Sequence[Format]],
         rules: Rules | None = None,
         bases: Sequence[str] = (),
         stores: StoreOptions | None = None,

@@ -28,6 +28,7 @@ _LIMITS = JsonLimits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, n
 
 # ColossalAI's word (colossalai/checkpoint_io/{general,hybrid_parallel}_checkpoint_io.py).
 _GROUPS = "param_groups"
+_METADATA = "metadata"
 
 
 class ShardIndex(NamedTuple):
@@ -95,7 +96,14 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
         raise CorruptError(f"{file} has no weight_map", kind="bad-index", file=file)
     for shard in set(_texts(weights, file)):
         safe_name(shard, named_by=file)
-    metadata = value.get("metadata")
+    slip = "" if _METADATA in value else _slipped(value)
+    if slip:
+        raise CorruptError(
+            f"{file} has a member {shown(slip)}, one bit from {_METADATA}: the bit flipped",
+            kind="bad-index",
+            file=file,
+        )
+    metadata = value.get(_METADATA)
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     # Some writers put 1234.0.
     if isinstance(total, float) and total.is_integer():
@@ -105,6 +113,13 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
     if groups:
         safe_name(groups, named_by=file)
     return ShardIndex(file, weights, total if type(total) is int else None, groups)
+
+
+def _slipped(value: Mapping[str, object]) -> str:
+    """Return a member that is one bit from `metadata`, without which transformers does not load."""
+    from ftckpt.formats.pickles.inert import one_bit_from  # only where it is not there
+
+    return next((name for name in value if one_bit_from(name, (_METADATA,))), "")
 
 
 def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:

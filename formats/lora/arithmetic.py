@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from math import isqrt, prod
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, TensorInfo
@@ -173,7 +174,7 @@ class MergedWeights:
             where = target.changes[-1].adapter.source.url
             raise CorruptError(
                 f"merging {where} makes values of {target.name} infinite or NaN",
-                hint=f"ftckpt verify {where} --level values names the tensor",
+                hint=f"ftckpt verify {quote(where)} --level values names the tensor",
                 kind="nan",
                 tensor=target.info.key,
             )

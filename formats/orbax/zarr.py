@@ -22,6 +22,7 @@ from ftckpt.storage.decompress import BLOSC, GZIP, ZLIB, ZSTD
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 _LIMITS = JsonLimits(depth=16, objects=1000, keys=10_000, items=100_000, naturals=False)
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _NUMPY = {
     "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16",
     "<i4": "int32", "<u4": "uint32", "<i8": "int64", "<u8": "uint64", "<f2": "float16",
@@ -164,6 +165,10 @@ class _Metadata:
     def below(self, value: object) -> _Metadata:
         return _Metadata(value, self.file)
 
+    def must(self, name: str, *allowed: Any) -> None:
+        self.left[name] = self.take(name)
+        self.only(name, *allowed)
+
     def only(self, name: str, *allowed: Any) -> None:
         value = self.left.pop(name, allowed[0])
         if not any(value == one and type(value) is type(one) for one in allowed):
@@ -186,7 +191,7 @@ class _Metadata:
 
 
 def _version2(found: _Metadata) -> Array:
-    found.only("zarr_format", 2)
+    found.must("zarr_format", 2)
     shape = found.sizes(found.take("shape"), 0)
     chunks = found.sizes(found.take("chunks"), 1)
     if len(chunks) != len(shape):
@@ -194,12 +199,14 @@ def _version2(found: _Metadata) -> Array:
     name = found.take("dtype")
     if not isinstance(name, str) or name not in {*_NUMPY, *_NAMED}:
         found.unknown("the type", name)
-    found.only("order", "C")
-    found.only("filters", None, [])
+    found.must("order", "C")
+    found.must("filters", None, [])
     separator = found.left.pop("dimension_separator", ".")
     if separator not in (".", "/"):
         found.unknown("dimension_separator", separator)
-    fill = found.left.pop("fill_value", None)
+    fill = found.take("fill_value")
+    if fill not in (None, [0, 0], *_NOT_FINITE) and not isinstance(fill, int | float):
+        found.other("a fill value", fill)
     compressor = found.take("compressor")
     transforms: tuple[str, ...] = ()
     if compressor is not None:
@@ -215,8 +222,8 @@ def _version2(found: _Metadata) -> Array:
 
 
 def _version3(found: _Metadata) -> Array:
-    found.only("zarr_format", 3)
-    found.only("node_type", "array")
+    found.must("zarr_format", 3)
+    found.must("node_type", "array")
     shape = found.sizes(found.take("shape"), 0)
     name = found.take("data_type")
     if not isinstance(name, str) or name not in {*_NUMPY.values(), *_NAMED}:
@@ -323,7 +330,10 @@ def _compressor(found: _Metadata, name: object) -> str:
     if transform is None:
         found.unknown("the codec", name)
     assert transform is not None
-    for setting in ("level", "checksum", "clevel", "shuffle", "blocksize", "typesize"):
+    for setting in ("level", "clevel", "blocksize", "typesize"):
+        if type(value := found.left.pop(setting, 0)) is not int:
+            found.other(f"a number as {setting}", value)
+    for setting in ("checksum", "shuffle"):
         found.left.pop(setting, None)
     if transform == BLOSC:
         packer = found.left.pop("cname", "lz4")

@@ -25,8 +25,9 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError
-from ftckpt.workers.memory import bounded, no_gc
+from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError
+from ftckpt.workers.budget import budget, held
+from ftckpt.workers.memory import MARGIN, bounded, no_gc
 
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
 from .keys import FEW, check_keys
@@ -135,14 +136,18 @@ def load(
     Raises:
         UnsafeError: it calls what is not allowed, changes a class, hides bytes after STOP, or asks
             for more memory than its size can need (kind `unsafe-pickle`).
+        NoResourceError: it needs more than the budget has.
         CorruptError: it ends early or is not a pickle (kind `bad-pickle`).
     """
     from .sniff import refuse_inside
 
     size = len(data)
+    most = GROWTH + GROWTH_PER_BYTE * size
+    # What is held is asked for a large pickle alone: a store has one for each tensor.
+    left = most if most <= budget() // 2 else max(GROWTH, budget() - held() - MARGIN)
 
     def parse() -> tuple[Any, int, _Unpickler]:
-        with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc(), _no_extensions():
+        with bounded(min(most, left)), no_gc(), _no_extensions():
             end, stopped, nested, suspects = check_keys(data)
             # Nothing runs that was not checked: the rest is made opcodes that do not exist.
             rest = b"" if stopped else b"\xff" * (size - end)
@@ -176,6 +181,13 @@ def load(
         error.file = error.file or file
         raise
     except MemoryError:
+        if left < most:
+            needed = -(-2 * most >> 20)  # from there on the size alone bounds it
+            raise NoResourceError(
+                f"the pickle in {file} of {size >> 20} MiB needs more memory than the"
+                f" {left >> 20} MiB that are left of what is allowed",
+                hint=f"--max-memory {needed}MiB",
+            ) from None
         raise UnsafeError(
             f"the pickle in {file} asks for far more memory than its {size} bytes can need",
             kind="unsafe-pickle",

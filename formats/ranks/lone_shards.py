@@ -5,6 +5,9 @@ mapping for all tensors gives one a larger shape; and where the file records a m
 several ranks, and places a tensor on it, or keeps its tensors under a word for shards and no model.
 So it is where the file records its own place in a grid of several ranks that share a model, under
 any name (makani's utils/driver.py: `comm_grid`, `{axis: {"size": 2, "rank": 0}}`).
+Without any record the pieces themselves tell it: FSDP's local state gives each parameter as what
+lies on the rank of the flat one, in one dimension, and as an empty tensor where that is nothing
+(torch/distributed/fsdp/_flat_param.py with `use_orig_params`; audiocraft's optim/fsdp.py).
 Shards that say where they lie are merged before (`rank_inside`). The others must not pass for the
 whole.
 """
@@ -69,7 +72,20 @@ def part_in(tree: Any) -> LoneShard | None:
     alone = _ranks(tree) < 2
     found = next(_by_mapping(tree, alone=alone), None) or next(_by_entry(tree, alone=alone), None)
     found = found or (None if alone else next(_by_word(tree), None))
-    return found or next(_by_grid(tree), None)
+    return found or next(_by_grid(tree), None) or next(_by_pieces(tree), None)
+
+
+def flat_weight(tree: Any) -> str:
+    """Return a weight of a model whose tensors all have one dimension at most; "" if one has more.
+
+    So do the pieces of flat parameters look. A small model may be like that, too: it takes another
+    sign to tell (`part_in`, or the names of files beside it).
+    """
+    for key, state in _states(tree):
+        found = _flat(state)
+        if found:
+            return dotted((key, *found)) if key else dotted(found)
+    return ""
 
 
 def _ranks(tree: Mapping[Any, Any]) -> int:
@@ -119,6 +135,66 @@ def _by_grid(tree: Mapping[Any, Any]) -> Iterator[LoneShard]:
         for path, ref in leaves(tree):
             if type(ref) is TensorRef and ref.shape != ():
                 yield LoneShard(dotted(path), False)
+
+
+def _by_pieces(tree: Mapping[Any, Any]) -> Iterator[LoneShard]:
+    """Yield weights whose siblings are pieces in one dimension, some of them without an element.
+
+    Another state in the file (the best one, gathered) may have the same names in their own shapes.
+    """
+    states = [(key, state, _flat(state)) for key, state in _states(tree)]
+    for key, state, path in states:
+        if not path:
+            continue
+        refs = dict(_refs(state))
+        empty = any(ref.shape == (0,) for ref in refs.values())
+        name = dotted((key, *path)) if key else dotted(path)
+        if empty or any(_are_shapes_of(refs, whole) for whole in _every_state(tree)):
+            yield LoneShard(name, False)
+
+
+def _states(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the models of a tree with their keys; the tree itself if it is one."""
+    if not isinstance(tree, dict):
+        return
+    keys = [key for key in MODEL if isinstance(tree.get(key), dict)]
+    yield from ((key, tree[key]) for key in keys)
+    if not keys:
+        yield "", tree
+
+
+def _every_state(tree: Mapping[Any, Any]) -> Iterator[Mapping[Any, Any]]:
+    level: list[Any] = [tree]
+    for _ in range(3):
+        level = [v for one in level for v in list(one.values())[:64] if isinstance(v, dict)]
+        yield from level
+
+
+def _are_shapes_of(pieces: Mapping[tuple[Any, ...], TensorRef], whole: Mapping[Any, Any]) -> bool:
+    """Whether a state has each name of the pieces, and larger tensors of more dimensions."""
+    refs = {path: whole.get(path[0]) for path in pieces if len(path) == 1}
+    return len(refs) == len(pieces) and (
+        all(type(w) is TensorRef and w.numel >= pieces[p].numel for p, w in refs.items())
+        and any(type(w) is TensorRef and len(w.shape) > 1 for w in refs.values())
+    )
+
+
+def _refs(state: Any) -> Iterator[tuple[tuple[Any, ...], TensorRef]]:
+    for path, value in leaves(state):
+        if type(value) is TensorRef and value.dtype.family in ("float", "complex"):
+            yield path, value
+
+
+def _flat(state: Any) -> tuple[Any, ...]:
+    """Return the path of a weight of a state in which no tensor has two dimensions; () if one has.
+
+    A layer's weight has two or more, but those of norms, so that two of them are asked for.
+    """
+    refs = list(_refs(state))
+    named = [path for path, ref in refs if str(path[-1]).endswith("weight") and ref.shape != ()]
+    if len(named) < 2 or any(len(ref.shape) > 1 for _, ref in refs):
+        return ()
+    return named[0]
 
 
 def _sharing(value: Any) -> int:

@@ -36,6 +36,11 @@ from ftckpt.inspection.training_state import about
 # Names of state that one file may give; more are of no use to anyone.
 MAX_NAMES = 4096
 _MAX_MODULES = 1_000_000
+# States in states under words for a model; deeper ones are a model's own.
+_DEPTH = 4
+# What an average keeps beside the averaged weights (torch_ema, diffusers' `EMAModel`).
+_AVERAGED = ("shadow_params", "shadow", "averaged_params", "ema_params")
+_DECAYS = ("decay", "ema_decay", "beta", "num_updates", "optimization_step", "n_averaged")
 # DTensor and ShardedTensor, whatever the torch release calls their module.
 _DISTRIBUTED = "torch.distributed."
 _SHARDED = "torch.distributed._shard.sharded_tensor"
@@ -133,33 +138,45 @@ class TrainingTree:
 
         `label` is the key of one of several models; their tensors have it in front of their names.
         """
-        optimizers = {k for k in tree if k in OPTIMIZERS or _is_all_optimizers(tree[k])}
+        optimizers = {
+            k
+            for k in tree
+            if k in OPTIMIZERS or _is_all_optimizers(tree[k]) or _holds_moments_alone(tree[k])
+        }
         mixed = {k for k in tree if k not in optimizers and _holds_an_optimizer(tree[k])}
-        averages = {k for k in tree if k in AVERAGES and _holds_tensors(tree[k])}
-        models = [k for k in MODEL if k in tree and _is_state_dict(tree[k])]
+        averages = {k for k in tree if _is_average(k, tree[k])}
+        others = optimizers | averages | mixed
+        models = [k for k in MODEL if k in tree and k not in others and _is_model(tree[k])]
+        # No word makes a model of what holds an optimizer, an average or a generator.
+        nested = [k for k in models if _is_nested_state(tree[k])] if len(at) < _DEPTH else []
+        models = [k for k in models if k not in nested]
         labels = {k: "" if number == 0 else f"extra:{k}" for number, k in enumerate(models)}
         wrappers = [] if models or at else _wrappers(tree)
         if not models and not wrappers:
-            rest = [k for k in tree if k not in optimizers and k not in averages | mixed]
-            if not optimizers and not averages | mixed and any(_is_weight(tree[k]) for k in rest):
-                self._bare(tree)
+            rest = [k for k in tree if k not in others and k not in nested]
+            if len(at) < _DEPTH:
+                nested += [k for k in rest if _is_nested_state(tree[k])]
+                rest = [k for k in rest if k not in nested]
+            if not others and not nested and any(_is_weight(tree[k]) for k in rest):
+                self._bare(tree, at, label)
                 return
-            models = [k for k in NETWORK if k in rest and _is_state_dict(tree[k])]
+            models = [k for k in NETWORK if k in rest and _is_model(tree[k])]
             models = models or [k for k in rest if _is_unnamed_model(k, tree[k])]
-            if not models and not optimizers and not averages | mixed and _holds_tensors(tree):
-                self._bare(tree)
+            if not models and not others and not nested and _holds_tensors(tree):
+                self._bare(tree, at, label)
                 return
             labels = {k: "" if len(models) == 1 else str(step_of(k)) for k in models}
+        wrappers += [k for k in nested if k not in wrappers]
         # The model first, whatever the order of keys: the optimizer's names come from it.
-        for key in wrappers:
-            own, self._weights = self._weights, []
-            self._top(tree[key], (key,), key if len(wrappers) > 1 else "")
-            self._weights = own + self._weights
         for key in models:
             extra = labels[key].startswith("extra:")
             named = label if extra else ".".join(filter(None, (label, labels[key])))
             component = labels[key] if extra else "model"
             self._model(tree[key], (*at, step_of(key)), component, named)
+        for key in wrappers:
+            own, self._weights = self._weights, [] if not models else self._weights
+            self._top(tree[key], (*at, step_of(key)), str(key) if len(wrappers) > 1 else label)
+            self._weights = own + self._weights
         for key, value in tree.items():
             if key in labels or key in wrappers:
                 continue
@@ -172,12 +189,12 @@ class TrainingTree:
             else:
                 self._state(value, (*at, step_of(key)))
 
-    def _bare(self, tree: dict[Any, Any]) -> None:
+    def _bare(self, tree: dict[Any, Any], at: Path = (), label: str = "") -> None:
         """Sort a state_dict by itself; what holds generators alone is state beside it."""
         weights = {k: v for k, v in tree.items() if not _is_random(str(step_of(k)), v)}
-        self._model(weights, (), "model")
+        self._model(weights, at, "model", label)
         for key in tree.keys() - weights.keys():
-            self._state(tree[key], (step_of(key),))
+            self._state(tree[key], (*at, step_of(key)))
 
     def _sequence(self, tree: Sequence[Any], at: Path = ()) -> None:
         """Sort a tuple or list, in which an index stands for a name.
@@ -235,7 +252,8 @@ class TrainingTree:
                 }
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:
-                self._object((*at, *path), ".".join(map(str, path)))
+                beside = (*at, *path) if component == "ema" else path
+                self._object((*at, *path), ".".join(map(str, beside)))
                 if any(str(key).endswith("_extra_state") for key in path):
                     # What a module's get_extra_state returned: DeePMD keeps its step there
                     # (deepmd/pt/train/wrapper.py).
@@ -455,6 +473,44 @@ def _is_all_optimizers(value: Any) -> bool:
     return held and all(is_optimizer(member) for member in members)
 
 
+def _holds_moments_alone(value: Any) -> bool:
+    """Whether each tensor of a dict lies below the name of an optimizer's state, and one does."""
+    if not isinstance(value, dict):
+        return False
+    held = [path for path, member in leaves(value) if _is_value(member)]
+    return bool(held) and all(any(key in _MOMENTS for key in path) for path in held)
+
+
+def _is_average(key: Any, value: Any) -> bool:
+    """Whether a value holds averaged weights: by its key, or by what is kept beside them."""
+    if key in AVERAGES:
+        return _holds_tensors(value)
+    return (
+        isinstance(value, dict)
+        and any(word in value and _holds_tensors(value[word]) for word in _AVERAGED)
+        and any(type(value.get(word)) in (int, float, TensorRef) for word in _DECAYS)
+    )
+
+
+def _is_model(value: Any) -> bool:
+    return _is_state_dict(value) and not _is_random("", value)
+
+
+def _is_nested_state(value: Any) -> bool:
+    """Whether what lies under a word for a model holds more than weights (NequIP's `state_dict`).
+
+    A `state_dict` gives its tensors by dotted names; an optimizer, an average or a generator has a
+    key of its own.
+    """
+    return isinstance(value, dict) and any(
+        _is_all_optimizers(member)
+        or _holds_moments_alone(member)
+        or (not _is_value(member) and _is_average(key, member))
+        or _is_random(str(step_of(key)), member)
+        for key, member in value.items()
+    )
+
+
 def _holds_an_optimizer(value: Any) -> bool:
     """Whether a tuple or list has an optimizer's state_dict somewhere among other things."""
     return type(value) in (tuple, list) and any(map(bool, _find_optimizers(value, ())))
@@ -477,6 +533,9 @@ def _is_state_dict(value: Any) -> bool:
     return (isinstance(value, dict) or _is_module(value)) and _holds_tensors(value)
 
 
+_MOMENTS = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_avgs", "exp_avg_sqs"}
+)
 _OF_ONE_RANK = r"rank_?\d{1,7}"
 
 

@@ -32,8 +32,9 @@ _MEMBERS = frozenset(("dtype", "shape", "data_offsets"))
 _INT = {int}  # bool is not among them
 _MAX_DIM = 2**63 - 1  # what torch and numpy can count
 
+# A tensor has a name and three members; the rest of the keys are those of `__metadata__`.
 _LIMITS = JsonLimits(
-    depth=4, objects=MAX_TENSORS + 2, keys=4_200_000, items=16_000_000, naturals=True
+    depth=4, objects=MAX_TENSORS + 2, keys=4_200_000, items=16_000_000, naturals=True, more=200_000
 )
 
 

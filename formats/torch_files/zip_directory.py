@@ -149,7 +149,8 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
         raise
     first = size - len(end)
     directory = end[start - first : stop - first] if start >= first else read(start, stop - start)
-    _require_torch(directory, count, file)
+    if count or size == _EOCD.size:  # torch ends an archive with more than that
+        _require_torch(directory, count, file)
     entries = _entries(directory, count, start, place, odd)
     return _placed(entries, start, read, place)._replace(odd=tuple(odd))
 

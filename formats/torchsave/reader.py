@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,11 +22,12 @@ from ftckpt.checkpoint import (
     TensorInfo,
 )
 from ftckpt.checkpoint.dtypes import decode_scalar
-from ftckpt.checkpoint.steps import role_of, step_of
+from ftckpt.checkpoint.steps import READ_FIRST, SCALARS_A_FILE, role_of, step_of_save
 from ftckpt.errors import (
     CorruptError,
     FtckptError,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnsupportedError,
 )
@@ -39,6 +41,7 @@ from ftckpt.formats.huggingface.index import (
 from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.pickles.walk import at
+from ftckpt.formats.ranks.lone_shards import flat_weight
 from ftckpt.formats.ranks.nested_shards import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
 from ftckpt.formats.state.stored_names import StoredName, is_of_bitsandbytes
@@ -103,16 +106,75 @@ def _open_single(source: Source) -> Checkpoint:
                 from ftckpt.formats.ranks.one_file import open_one_file
 
                 return open_one_file(source, stream, inside)
+    for stream in parsed.values():
+        name = flat_weight(stream.tree) if isinstance(stream, TorchStream) else ""
+        other = _rank_beside(source) if name else ""
+        if other:
+            raise UnsupportedError(
+                f"{names[0]} holds one rank's piece of {name}: its tensors have one dimension, and"
+                f" {other} is of another rank",
+                hint="have its trainer gather the model: nothing in the files says the shapes",
+                file=names[0],
+                tensor=name,
+            )
     opened = open_files(source, names, parsed=parsed)
     for stream in opened.streams.values() if not opened.tensors else ():
         if hidden := _hidden(stream, opened.trees[stream.file]):
             raise UnsupportedError(hidden, file=stream.file)
-    if not opened.tensors and any(one.plain for one in opened.streams.values()):
-        raise UnsupportedError(
-            f"{source.url} is a plain pickle (pickle.dump) without a tensor: nothing says that it"
-            " is a checkpoint",
+    if not opened.tensors:
+        what = (
+            "a plain pickle (pickle.dump)"
+            if any(one.plain for one in opened.streams.values())
+            else "a file of torch.save"
+        )
+        raise NoStateError(
+            f"{source.url} is {what} without a tensor: nothing says that it is a checkpoint",
+        )
+    if results := _results(opened):
+        raise NoStateError(
+            f"{source.url} holds {listed(results, 3)} and nothing of a model or an optimizer:"
+            " results, and no checkpoint",
         )
     return opened
+
+
+def _rank_beside(source: Source) -> str:
+    """Return the file of another rank, as the names say; the file itself if its name has a rank.
+
+    audiocraft's `checkpoint_name` gives rank 0 no number: `checkpoint.th`, `checkpoint.th.1`.
+    """
+    (name,) = source.entries
+    if re.search(r"(?:^|[-_.])rank[-_]?\d{1,7}(?!\d)", name, re.IGNORECASE):
+        return name
+    numbered = re.fullmatch(r"(.+\.[A-Za-z]\w*)\.(\d{1,7})", name)
+    other = numbered[1] if numbered else f"{name}.1"
+    try:
+        source.store.stat(source.path(other))
+    except (NotFoundError, NotADirectoryError):
+        return name if numbered else ""
+    return other
+
+
+# What an evaluation gives; a parameter has no such name (pycocotools' `COCOeval.accumulate`).
+_RESULTS = re.compile(
+    r"(?:\w+_)?(?:precisions?|recalls?|scores?|counts|accuracy|acc|ious?|aps?|mAP|losses|loss|errors?"
+    r"|metrics?|results?|preds?|predictions?|predicted|logits|probs?|probabilities|labels?|targets?"
+    r"|ground_truths?|gts?|boxes|bboxes|masks|keypoints|detections|confusion(?:_matrix)?|image_ids?"
+    r"|img_ids?|evals?|evalImgs|outputs?|samples?|generations?)(?:_per_\w+|_\d+)?",
+    re.IGNORECASE,
+)
+
+
+def _results(opened: TorchSaveCheckpoint) -> list[str]:
+    """Return the tensors of a file if each is an evaluation's by its name; [] if one is not."""
+    names = []
+    for tree in opened.trees.values():
+        for one in tree.tensors:
+            if one.ref.parameter or one.where.component != "model":
+                return []
+            names.append(one.where.name)
+    last = [re.sub(r"(?:\.\d+)+$", "", name).rpartition(".")[2] for name in names]
+    return names if all(map(_RESULTS.fullmatch, last)) else []
 
 
 @dataclass(kw_only=True, repr=False)
@@ -231,17 +293,27 @@ class TorchSaveCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step counters: those in the pickle, then the optimizer's tensors."""
-        order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
         for file, tree in self.trees.items():
-            found = [
-                Scalar(file, n.name, n.value, role)
-                for n in tree.numbers
-                if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
-            ]
-            found.sort(key=lambda scalar: order[scalar.role])
+            found = self._in_pickle(file, tree)
             yield from found[:limit]
             if len(found) < limit:
                 yield from self._step_tensors(file, tree, limit - len(found))
+
+    def counters(self) -> Iterator[Scalar]:
+        """Yield the first counter of the trainer's in each pickle, else those that may be one."""
+        for file, tree in self.trees.items():
+            found = self._in_pickle(file, tree)
+            sure = bool(found) and found[0].role is StepRole.ITERATION
+            yield from found[: 1 if sure else SCALARS_A_FILE]
+
+    @staticmethod
+    def _in_pickle(file: str, tree: TrainingTree) -> list[Scalar]:
+        found = [
+            Scalar(file, n.name, n.value, role)
+            for n in tree.numbers
+            if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
+        ]
+        return sorted(found, key=lambda scalar: READ_FIRST[scalar.role])
 
     def _step_tensors(self, file: str, tree: TrainingTree, limit: int) -> Iterator[Scalar]:
         steps = [f for f in tree.tensors if _is_step(f)][:limit]
@@ -342,7 +414,7 @@ def open_files(
         index=index,
         open_findings=damage,
     )
-    checkpoint.step = step_of(checkpoint.scalars(1))
+    checkpoint.step = step_of_save(tuple(checkpoint.counters()), source.name)
     if any(map(is_of_bitsandbytes, tensors)):
         from ftckpt.formats.quantised.beside_codes import paired
 

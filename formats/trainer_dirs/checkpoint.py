@@ -381,7 +381,8 @@ class BundleCheckpoint(Checkpoint):
             )
             yield finding("clocks-differ", what, file=engine.file, tensor=engine.name)
             return
-        iteration, optimizer, scheduler = (counted[role] for role in StepRole)
+        iteration, optimizer = counted[StepRole.ITERATION], counted[StepRole.OPTIMIZER]
+        scheduler = counted[StepRole.SCHEDULER]
         if not any(name.endswith("._step_count") for name in self.fields()):
             scheduler = {}  # `ReduceLROnPlateau` counts evaluations
         most = [max(clock.items()) for clock in (optimizer, scheduler) if clock]

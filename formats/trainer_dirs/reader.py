@@ -17,7 +17,7 @@ from ftckpt.checkpoint import (
     TensorInfo,
     Topology,
 )
-from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of_save
 from ftckpt.discovery.recognise import Format, Listing
 from ftckpt.errors import (
     CorruptError,
@@ -241,7 +241,7 @@ def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:
     checkpoint.beside = frozenset(name for name in source.entries if nest.owns(name))
     checkpoint.numbers = opened.numbers
     if opened.numbers:
-        checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
+        checkpoint.step = step_of_save(tuple(checkpoint.scalars(SCALARS_A_FILE)), source.name)
     if nest.last:
         checkpoint.commit = Commit(CommitState.COMMITTED, nest.last)
     return checkpoint
@@ -452,7 +452,7 @@ def _merged(
     if state is not None and state.step is not None:
         checkpoint.step = state.step
     else:
-        checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
+        checkpoint.step = step_of_save(tuple(checkpoint.scalars(SCALARS_A_FILE)), source.name)
     return checkpoint
 
 

@@ -18,25 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .in_memory import load
-    from .retaining import gc, gc_purge, gc_undelete
 
 __all__ = [
-    "gc",
-    "gc_purge",
-    "gc_undelete",
     "load",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
     "in_memory": ("load",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
-_OF_FLAGS = frozenset(("also", "drop", "keep_tag", "bases", "adapter", "spelling"))
+_OF_FLAGS = frozenset(("also", "drop", "bases", "adapter", "spelling"))
 
 
 @cache

@@ -11,8 +11,10 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from ftckpt import plugins
 from ftckpt.amounts import human_bytes
 from ftckpt.digests.crc import checksum
+from ftckpt.errors import UnsupportedError
 from ftckpt.findings import counted
 from ftckpt.packages import REQUIREMENTS
 from ftckpt.version import __version__
@@ -64,10 +66,21 @@ def examine_machine() -> Iterator[Check]:
             "does not confine what it starts: these are Linux's own",
         )  # fmt: skip
     yield from _packages()
+    yield from _added()
     yield _instructions()
     yield from _speed()
     yield from _limits()
     yield _gpus()
+
+
+def _added() -> Iterator[Check]:
+    for group, what in ((plugins.VERBS, "verb"), (plugins.FORMATS, "format")):
+        for name, one in plugins.plugins(group).items():
+            try:
+                plugins.load(group, name)
+                yield Check("packages", name, State.OK, one.package, f"adds the {what} {name!r}")
+            except UnsupportedError as error:
+                yield Check("packages", name, State.NOTE, one.package, error.message, error.hint)
 
 
 def _packages() -> Iterator[Check]:

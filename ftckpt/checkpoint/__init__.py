@@ -31,7 +31,7 @@ from .pieces import Payload as Payload
 from .pieces import Piece as Piece
 from .pieces import TensorInfo as TensorInfo
 from .pieces import tensor_key as tensor_key
-from .steps import SCALARS_A_FILE, optimizer_count, step_of
+from .steps import SCALARS_A_FILE, optimizer_count, step_of_save
 from .steps import Scalar as Scalar
 from .steps import StepRole as StepRole
 
@@ -496,7 +496,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     @cached_property
     def step(self) -> int | None:
         """The step that the trainer's record in the content says; None without one."""
-        return step_of(self.step_scalars)
+        return step_of_save(self.step_scalars, self.source.name)
 
     @property
     def optimizer_count(self) -> int | None:

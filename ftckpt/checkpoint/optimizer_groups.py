@@ -68,6 +68,20 @@ def of_other_groups(
     return {name for name in less if name in settings and not settings[name] & usual}
 
 
+def given(checkpoint: Checkpoint) -> int | None:
+    """Return how many parameters the optimizers' groups list; None where no group lists any.
+
+    What a model has besides are buffers, or frozen: the optimizer never had a state of it.
+    """
+    listed = {
+        (one.owner, one.number, place): member
+        for one in _groups_of(checkpoint)
+        for place, member in enumerate(one.members)
+    }
+    known = all(type(member) in (int, str) for member in listed.values())
+    return len(listed) if listed and known else None
+
+
 def _by_names(less: Collection[str], more: Collection[str]) -> set[str]:
     """Return those of sorts of which none has more; what is lost is lost of one here and there."""
     whole = {_sort_of(name) for name in more} | {""}

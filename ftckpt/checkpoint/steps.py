@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ftckpt.findings import Finding, finding, listed
+from ftckpt.storage.state_files import numbers_in
 
 
 class StepRole(StrEnum):
@@ -26,6 +27,16 @@ class StepRole(StrEnum):
     ITERATION = "iteration"
     OPTIMIZER = "optimizer"
     SCHEDULER = "scheduler"
+    NAMED = "named"  # the trainer's, or a setting of the run: the name of the save decides
+
+
+# Of a file's counters the first few are read: an optimizer has one a parameter.
+READ_FIRST = {
+    role: place
+    for place, role in enumerate(
+        (StepRole.ITERATION, StepRole.NAMED, StepRole.SCHEDULER, StepRole.OPTIMIZER)
+    )
+}
 
 
 class Scalar(NamedTuple):
@@ -68,6 +79,14 @@ _ITERATION = re.compile(
     # many trainers; HiFi-GAN (`steps`), BasicSR (`iter`), StyleTTS2 (`iters`)
     r"|^(?:step|steps|global_step|iteration|iter|iters|cur_step|training_step)$"
 )
+# Counts of the trainer's at the top, under words that it may also use for a setting, or for what
+# another clock counts: Sample Factory `learner.py` (`train_step`, `env_steps`), metta
+# (`agent_step`), Stable-Baselines (`num_timesteps`). The own one of a trainer comes first.
+_OF_TRAINING = re.compile(r"(?:global_)?train(?:ing)?_steps?|completed_steps|update_steps?|itr")
+_OF_ANYTHING = re.compile(
+    r"(?:total_)?(?:env|agent|policy|gradient|learner)_steps?|(?:total_|num_)?(?:time)?steps?"
+    r"|n_steps|n_iter|num_iters|updates?"
+)
 # What composer calls an iteration is a part of the training that the user defines.
 _NO_ITERATION = re.compile(r"(?:^|[./:])timestamp[./:](?:Timestamp[./:])?iteration$")
 _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
@@ -98,6 +117,8 @@ def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
         return StepRole.SCHEDULER
     if _ITERATION.search(name) and not _NO_ITERATION.search(name):
         return StepRole.ITERATION
+    if _OF_TRAINING.fullmatch(name) or _OF_ANYTHING.fullmatch(name):
+        return StepRole.NAMED
     return None
 
 
@@ -135,6 +156,31 @@ def step_of(scalars: Iterable[Scalar]) -> int | None:
     return _most_shown(scalars, StepRole.ITERATION)
 
 
+def step_of_save(scalars: Collection[Scalar], name: str) -> int | None:
+    """Return the step of a save, by the trainer's counters in it (see `step_of`).
+
+    Without one, a counter of an unsure name shows it where the name of the save bears it out. A
+    trainer's own count is believed under a name without a number, too (`latest.pth`).
+
+    Args:
+        scalars: of the checkpoint.
+        name: of its folder or file.
+    """
+    sure = step_of(scalars)
+    if sure is not None:
+        return sure
+    told = [scalar for scalar in scalars if scalar.role is StepRole.NAMED]
+    numbers = set(numbers_in(name)) if told else set[int]()
+    for known in (_OF_TRAINING, _OF_ANYTHING):
+        values = {int(one.value) for one in told if known.fullmatch(one.name)}
+        borne_out = values & numbers
+        if len(borne_out) == 1:
+            return borne_out.pop()
+        if len(values) == 1 and not numbers and known is _OF_TRAINING:
+            return values.pop()
+    return None
+
+
 def optimizer_count(scalars: Iterable[Scalar]) -> int | None:
     """Return the updates that the optimizer counts for itself; a save has no step by it."""
     return _most_shown(scalars, StepRole.OPTIMIZER)
@@ -158,7 +204,8 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)
     for scalar in scalars:
-        by_file[scalar.file].append(scalar)
+        if scalar.role is not StepRole.NAMED:
+            by_file[scalar.file].append(scalar)
     torn = dict(_torn_series(by_file))
     yield from torn.values()
     # One vote per file and clock, so that a file with many counters cannot outvote the rest.

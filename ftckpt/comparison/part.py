@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_INDEX = re.compile(r"\s*(-?\d+)\s*")
-_RANGE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
+_INDEX = re.compile(r"\s*(-?\d{1,19})\s*")
+_RANGE = re.compile(r"\s*(-?\d{1,19})?\s*:\s*(-?\d{1,19})?\s*")
 
 
 class Statistics(NamedTuple):

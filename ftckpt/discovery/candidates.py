@@ -21,6 +21,7 @@ from ftckpt.errors import (
     ExitCode,
     FtckptError,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -32,6 +33,8 @@ from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.state_files import numbers_in
 from ftckpt.storage.store import Entry, EntryKind, join
 
+from .averages import averages_among
+from .counts import counts_in, with_places
 from .lone_manifests import HINT, alone
 from .looked import NO_STEP, Looked
 from .neighbours import lacking
@@ -41,7 +44,7 @@ from .series import newest_first
 from .siblings import among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
 from .strangers import not_understood
-from .unordered import between, in_order, outside, paired
+from .unordered import between, in_order, outside, paired, rank_by_name
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -75,16 +78,18 @@ class Walk:
     foreign: list[str] = field(default_factory=list)
     looked: list[Looked] = field(default_factory=list)
     unsupported: list[Child] = field(default_factory=list)
+    _counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
         """Yield candidates by descending step, reading only the headers that the order needs.
 
-        What somebody has put aside comes after all others: its headers may be what is wrong.
+        What somebody has put aside comes after all others: its headers may be what is wrong; and so
+        do averages of the weights beside them.
         """
-        aside = [c for c in self.root.candidates if is_put_aside(c.path)]
-        yield from self._ordered(
-            [c for c in self.root.candidates if not is_put_aside(c.path)], limit
-        )
+        averages = averages_among(c.path for c in self.root.candidates if not c.staging)
+        aside = [c for c in self.root.candidates if is_put_aside(c.path) or c.path in averages]
+        own = set(aside)
+        yield from self._ordered([c for c in self.root.candidates if c not in own], limit)
         if aside:
             yield from self._ordered(aside, limit)
 
@@ -99,7 +104,7 @@ class Walk:
             waiting = [c for c in waiting if c.step is None or c.step <= limit]
         nameless = sum(c.step is None for c in waiting)
         size = max(BATCH, nameless + BATCH if nameless else 0)
-        pool: list[tuple[float, bool, int, tuple[float, ...], str, Looked]] = []
+        pool: list[tuple[float, bool, int, int, tuple[float, ...], str, Looked]] = []
         begun = False
         apart: list[Looked] = []
         while waiting or pool:
@@ -111,7 +116,8 @@ class Walk:
                     own = looked.candidate
                     strange, named = own.step != looked.known_step, -(own.step or 0)
                     above = newest_first(own.path)
-                    entry = (-looked.rank, strange, named, above, own.path, looked)
+                    role = rank_by_name(own.path) if looked.known_step is None else 0
+                    entry = (-looked.rank, strange, named, role, above, own.path, looked)
                     heapq.heappush(pool, entry)
                 waiting, size = waiting[size:], BATCH
                 # Names without a step are read first, and only those can be halves.
@@ -152,7 +158,7 @@ class Walk:
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
         found += self._lost_among(found, candidates)
-        found = with_steps(self.root, found)
+        found = with_places(with_steps(self.root, found), self._counts)
         self.looked += found
         yield from found
 
@@ -174,7 +180,7 @@ class Walk:
                 yield _of_no_format(self.root, candidate)
 
     def _look(self, candidate: Candidate) -> Looked | None:
-        looked = look(self.root, candidate)
+        looked = look(self.root, candidate, self._counts)
         if looked is None:
             self.foreign.append(candidate.path)
         elif looked.child is not None and looked.child.is_aside:
@@ -184,8 +190,13 @@ class Walk:
         return looked
 
 
-def look(root: Root, candidate: Candidate) -> Looked | None:
-    """Recognise a candidate and read the step from its content; None if it is foreign."""
+def look(
+    root: Root, candidate: Candidate, counts: dict[str, dict[str, int]] | None = None
+) -> Looked | None:
+    """Recognise a candidate and read the step from its content; None if it is foreign.
+
+    Where its content says none, its other counters are added to `counts`.
+    """
     if candidate.staging:
         by = "by its name" if finished_name(candidate.path) != candidate.path else "by its marker"
         message = f"{root.url_of(candidate)} is, {by}, a save that is not finished"
@@ -204,7 +215,13 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if child.is_aside:
             return Looked(candidate, child)
-        return _with_content(Looked(candidate, child), open_part(root.store, child.part))
+        opened = open_part(root.store, child.part)
+        found = _with_content(Looked(candidate, child), opened)
+        if counts is not None and found.step is None and not found.damaged:
+            counts[candidate.path] = counts_in(opened)
+        return found
+    except NoStateError:
+        return None
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:

@@ -10,12 +10,15 @@ a transfer that was under way when its place was dropped, and that was finished 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ftckpt.errors import NotFoundError
+from ftckpt.errors import FtckptError, NotFoundError
 from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX, TRANSFER
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 TRASH = f"{FOLDER}/trash"
@@ -121,3 +124,31 @@ def dropped_names(store: Store) -> set[str]:
     except NotFoundError:
         return set()
     return {match[1] for name in listed if (match := re.fullmatch(_NAME, name)) is not None}
+
+
+def dropped_instead(url: str, options: StoreOptions) -> NotFoundError | None:
+    """Return that a checkpoint was dropped and is not freed yet; None if it was not, or is unknown.
+
+    Asked where one in an object store could not be opened: its drop takes the commit marker away,
+    which is neither damage nor a save that goes on, whatever a manifest says is missing.
+
+    Args:
+        url: of the checkpoint.
+        options: how the root around it is reached.
+    """
+    parent, name = split(url.rstrip("/"))
+    if not name or parent.endswith("://"):
+        return None
+    try:
+        store = open_store(parent, options)
+        if store.traits.local:
+            return None
+        tomb = read_tombs(store, "", [FOLDER]).get(name)
+        if tomb is None or not tomb.holds(store.walk(name)):
+            return None
+    except FtckptError:
+        return None
+    return NotFoundError(
+        f"{url} was dropped and is to be reclaimed",
+        hint=shlex.join(["ftckpt", "gc", "undelete", parent, name]) + " has it back",
+    )

@@ -25,7 +25,7 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .neighbours import Beside, Lacking, lacking, series
+from .neighbours import Lacking, StepsBeside, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .series import roles_in
@@ -177,7 +177,7 @@ def lacking_files(
 
 
 def _state_of_ranks(
-    root: Root, child: Child, beside: Beside, mine: Mapping[str, int]
+    root: Root, child: Child, beside: StepsBeside, mine: Mapping[str, int]
 ) -> Lacking | None:
     """Return the small files of state that a step has of fewer ranks than the steps beside it.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TRIED = 3
 
 
-class Beside(NamedTuple):
+class StepsBeside(NamedTuple):
     """The steps beside one, the nearest first.
 
     Attributes:
@@ -113,7 +113,7 @@ def _part(
     root: Root,
     child: Child,
     step: int | None,
-    beside: Beside,
+    beside: StepsBeside,
 ) -> Lacking | None:
     """Return what a step lacks of the parts that hold state, and of the markers."""
     mine = set(child.part.recognition.parts)
@@ -154,7 +154,7 @@ def _shown_as(lost: str, mine: set[str]) -> str:
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
-def series(root: Root, child: Child, step: int | None, every: Sequence[Candidate]) -> Beside:
+def series(root: Root, child: Child, step: int | None, every: Sequence[Candidate]) -> StepsBeside:
     """Return the candidates before and after one of their series, the nearest first.
 
     The step orders them; names without one are of a series if they differ in numbers alone. A name
@@ -173,12 +173,12 @@ def series(root: Root, child: Child, step: int | None, every: Sequence[Candidate
         roles = roles_in(candidate.path)
         if not alike and (roles or child.part.recognition.by_names):
             named = others if roles else [c for c in others if roles_in(c.path)]
-            return Beside(_of_format(root, child, named), [], bool(roles & LAST))
+            return StepsBeside(_of_format(root, child, named), [], bool(roles & LAST))
         placed = [(c, numbers_in(c.path)) for c in alike]
         own = numbers_in(candidate.path)
     placed.sort(key=lambda one: one[1])
     older = [c for c, place in reversed(placed) if place < own]
-    return Beside(older, [c for c, place in placed if place > own])
+    return StepsBeside(older, [c for c, place in placed if place > own])
 
 
 def _of_format(root: Root, child: Child, others: Sequence[Candidate]) -> list[Candidate]:

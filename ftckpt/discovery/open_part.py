@@ -20,7 +20,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
 from .marks import FINISHED, UNFINISHED
-from .recognise import Format, UnopenedPart, recognise
+from .recognise import Format, UnopenedPart, added_error, recognise
 from .step_names import unfinished_marker
 
 
@@ -44,7 +44,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
     """
     source = files_of(store, part.entry)
     try:
-        return _finished(part.format.open(source))
+        return _finished(_opened(part.format, source))
     except IncompleteError as error:
         lost = _lost_since_sealed(source)
         if not lost:
@@ -61,7 +61,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
         single = part.entry.kind is EntryKind.FILE
         again = files_of(store, store.stat(part.entry.path) if single else part.entry)
         try:
-            return _finished(part.format.open(again))
+            return _finished(_opened(part.format, again))
         except (CorruptError, UnsafeError, NotFoundError) as second:
             from ftckpt.manifest.altered import as_damage  # only after a failure
 
@@ -78,6 +78,16 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
                     file=moved[0],
                 ) from second
             raise why from first
+
+
+def _opened(of: Format, source: Source) -> Checkpoint:
+    try:
+        return of.open(source)
+    except Exception as error:
+        other = added_error(of, error)
+        if other is None:
+            raise
+        raise other from error
 
 
 def _lost_since_sealed(source: Source) -> str:

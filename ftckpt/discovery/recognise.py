@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.errors import FtckptError
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow
 
@@ -119,10 +120,27 @@ def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Reco
     A trainer's own mark says whether the step is finished (see `marks`).
     """
     for candidate in formats:
-        found = candidate.recognise(listing)
+        try:
+            found = candidate.recognise(listing)
+        except Exception as error:
+            if added_error(candidate, error) is None:
+                raise
+            continue  # noted, and it hides no other
         if found is not None:
             return candidate, found if listing.single else _marked(found, listing.files)
     return None
+
+
+def added_error(candidate: Format, error: Exception) -> FtckptError | None:
+    """Return the error for a mistake in another package's format, which is noted; else None."""
+    ours = type(candidate).__module__.startswith("ftckpt.")
+    if ours or isinstance(error, (FtckptError, MemoryError)):
+        return None
+    from ftckpt import plugins
+
+    if candidate.name not in plugins.plugins(plugins.FORMATS):
+        return None
+    return plugins.failed(plugins.FORMATS, candidate.name, error)
 
 
 def _marked(found: Recognition, names: Collection[str]) -> Recognition:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
+    CorruptError,
     FtckptError,
+    IncompleteError,
     MissingError,
     NotFoundError,
     UnsafeError,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from .roots import Root
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
+# Names beside a rank's folder that are looked at.
+_BESIDE = 4096
 _FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _STORES = StoreOptions()
@@ -88,10 +92,21 @@ class Target:
 
         Raises:
             UsageError: it is a root.
+            NotFoundError: it lacks what gc has taken away when it dropped it.
         """
         if self.part is None:
             raise UsageError(f"{self.place.url} is a root, not one checkpoint")
-        checkpoint = open_part(self.place.store, self.part)
+        try:
+            checkpoint = open_part(self.place.store, self.part)
+        except (CorruptError, IncompleteError) as error:
+            if self.place.store.traits.local:
+                raise
+            from .dropped import dropped_instead
+
+            dropped = dropped_instead(self.place.url, self.stores)
+            if dropped is None:
+                raise
+            raise dropped from error
         if checkpoint.implied or self.part.recognition.by_names:
             from .fewer_files import lacking_alone
 
@@ -308,6 +323,8 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
     if root.base:
         return root
     if recognise_at(place.store, place.entry, formats) is None:
+        if root.candidates:
+            _require_all_ranks(place)
         if not root.pointers and all(c.step is None for c in root.candidates):
             _require_whole(place, formats)
             _require_root(place, root, formats)
@@ -334,6 +351,29 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
     whole = enclosing(place.url, place.store, formats)
     if whole:
         raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
+
+
+def _require_all_ranks(place: Place) -> None:
+    """Refuse the folder of one rank beside those of others: the newest step may lack a piece.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    from .pieces import folders_of_ranks, is_folder_of_rank
+
+    local = place.store.local_path("")
+    above, name = split(os.path.abspath(local) if local is not None else place.url.rstrip("/"))
+    if not is_folder_of_rank(name):
+        return
+    try:
+        beside = open_store(above, place.stores).names("", _BESIDE)
+    except FtckptError:
+        return  # the directory itself is there, and nobody asked for more
+    ranks = folders_of_ranks(n for n, kind in beside.items() if kind is EntryKind.DIRECTORY)
+    if name in ranks:
+        from .roots import of_each_rank
+
+        raise of_each_rank(above, ranks)
 
 
 def _among_siblings(place: Place, formats: Sequence[Format]) -> UnopenedPart | None:

@@ -10,17 +10,28 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.errors import (
+    FtckptError,
+    NoStateError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
+from ftckpt.findings import listed
 from ftckpt.own_files import weights_of
 from ftckpt.storage.state_files import without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
 from .listing import listing_of_directory
+from .open_part import open_part
+from .pieces import folders_of_ranks, pieces_among
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import Listing, UnopenedPart
 from .series import newest_first, roles_in
@@ -29,13 +40,41 @@ from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unf
 from .step_sets import sets_among
 
 _TEXTS, _VALUES = "small texts", "values of small texts"
-# In the memo of a root: children that were recognised as they were listed, by path.
-RECOGNISED = "recognised"
+# In the memo of a root: names of files that are pieces of a save.
+PIECES = "pieces"
+# What is asked of a candidate: what it is in its root, and by itself.
+_IS, _ALONE = "is", "is by itself"
 # A text with more names is a list of what was saved.
 _MOST_NAMED = 8
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Answers:
+    """What was asked of the candidates of one listing: each question is answered once.
+
+    Threads that ask the same at the same time wait for one of them. An error is no answer.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], Any] = {}
+        self._finding: dict[tuple[str, str], Lock] = {}
+
+    def answer(self, question: str, path: str, find: Callable[[], T]) -> T:
+        """Return what is known, or else what `find` returns."""
+        key = question, path
+        if key not in self._answers:
+            with self._finding.setdefault(key, Lock()):
+                if key not in self._answers:
+                    self._answers[key] = find()
+        found: T = self._answers[key]
+        return found
+
+    def told(self, question: str, path: str, answer: object) -> None:
+        """Note what somebody has found by the way."""
+        self._answers[question, path] = answer
+
 
 # Number of directories without a step in their name that are searched for `checkpoint/step-N`.
 _DEEPER = 16
@@ -90,6 +129,8 @@ class Root:
         foreign: other names; reported, never touched.
         ask: recognises one directory or file.
         tombs: of candidates that were dropped in place, by path; see `is_dropped`.
+        known: what candidates are, as they were first looked at. To look anew, read the root again
+            or give it new `Answers`.
         memo: what was read of this listing and is asked for more than once, by who asks.
     """
 
@@ -100,6 +141,7 @@ class Root:
     foreign: tuple[str, ...]
     ask: Callable[[Entry], UnopenedPart | None]
     tombs: Mapping[str, Tomb] = field(default_factory=dict)
+    known: Answers = field(default_factory=Answers, compare=False, repr=False)
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -152,16 +194,21 @@ class Root:
         return None if torn else whole
 
     def recognise(self, candidate: Candidate) -> Child | None:
-        """List one candidate and return it if a format knows it, else None.
+        """List one candidate, once, and return it if a format knows it, else None.
 
         Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
-        known: Mapping[str, Child] = self.memo.get(RECOGNISED, {})
-        if candidate.path in known:
-            return known[candidate.path]
+        return self.known.answer(_IS, candidate.path, lambda: self._recognised(candidate))
+
+    def tell(self, candidate: Candidate, part: UnopenedPart | None) -> None:
+        """Note what a candidate is by itself, which somebody has listed."""
+        self.known.told(_ALONE, candidate.path, part)
+
+    def _recognised(self, candidate: Candidate) -> Child | None:
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
-        part = self.ask(candidate.entry) or self.as_sibling(candidate)
+        part = self.known.answer(_ALONE, candidate.path, lambda: self.ask(candidate.entry))
+        part = part or self.as_sibling(candidate)
         return None if part is None else Child(candidate, part)
 
     def as_sibling(
@@ -224,14 +271,10 @@ class Root:
     def _parted(
         self, candidate: Candidate, siblings: Iterable[Candidate]
     ) -> Iterator[UnopenedPart]:
-        known: dict[str, UnopenedPart | None] = self.memo.setdefault("parted", {})
         others = (c for c in siblings if c.path != candidate.path)
         for other in islice(others, _SIBLINGS):
-            if other.path not in known:
-                part = self.ask(other.entry)
-                is_parted = part is not None and part.recognition.by_names
-                known[other.path] = part if is_parted else None
-            if (part := known[other.path]) is not None:
+            part = self.known.answer(_ALONE, other.path, partial(self.ask, other.entry))
+            if part is not None and part.recognition.by_names:
                 yield part
 
     def _of_shapes(self) -> Mapping[str, list[Candidate]]:
@@ -274,6 +317,9 @@ class Root:
     def holds_checkpoints(self) -> bool:
         """Whether any child is recognised; lists as few of them as possible.
 
+        A file that holds no state of a training is none: results of an evaluation have numbers,
+        too.
+
         Raises:
             FtckptError: none is, and one could not be listed.
         """
@@ -282,13 +328,26 @@ class Root:
         # Usually the first is one; if not, one request after the other would take minutes.
         for size in (1, *([_BATCH] * (len(waiting) // _BATCH + 1))):
             found = self.recognise_all(waiting[:size])
-            if any(isinstance(child, Child) for child in found):
+            if any(isinstance(child, Child) and self._holds_state(child) for child in found):
                 return True
             errors += [child for child in found if isinstance(child, FtckptError)]
             waiting = waiting[size:]
         if errors:
             raise errors[0]
         return False
+
+    def _holds_state(self, child: Child) -> bool:
+        """Whether what was recognised is a checkpoint, as far as its content can be read."""
+        is_file = child.candidate.entry.kind is EntryKind.FILE
+        if not is_file or not child.part.recognition.supported:
+            return True
+        try:
+            open_part(self.store, child.part)
+        except NoStateError:
+            return False
+        except FtckptError:
+            return True
+        return True
 
 
 def saves_among(children: Sequence[Child]) -> list[Child]:
@@ -310,9 +369,13 @@ def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root
     if len(found) == 1 and not found[0].base:
         found += _beside(found[0])
     if len(found) > 1:
+        below = [root.url for root in found if root.base]
+        saves = [found[0].url_of(c) for c in found[0].candidates if c.entry.kind is EntryKind.FILE]
+        own = [] if found[0].base else saves
+        what = f"saves of its own ({listed(own, 3)}) and roots" if own else "several roots"
         raise UsageError(
-            f"{store.url} holds several roots",
-            hint="name one of them: " + ", ".join([r.url for r in found if r.base][:8]),
+            f"{store.url} holds {what}",
+            hint="name one of them: " + ", ".join([*below[:8], *own[:3]]),
         )
     return found[0]
 
@@ -341,6 +404,9 @@ def read_runs(
     """Return the root at a place, or else every directory in it that holds steps.
 
     `most` limits the number of directories that are searched; None: all.
+
+    Raises:
+        UnsupportedError: each rank has a directory with its pieces of the steps.
     """
     root = _read_level(store, "", ask)
     if any(c.step is not None for c in root.candidates) or root.pointers:
@@ -348,7 +414,20 @@ def read_runs(
     if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
         return [root]
     plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
-    return _with_steps(store, [c.entry.path for c in plain[:most]], ask) or [root]
+    found = _with_steps(store, [c.entry.path for c in plain[:most]], ask)
+    ranks = folders_of_ranks(run.base for run in found)
+    if ranks and len(ranks) == len(found):
+        raise of_each_rank(store.url, ranks)
+    return found or [root]
+
+
+def of_each_rank(url: str, ranks: Sequence[str]) -> UnsupportedError:
+    """Return the error for a place where each rank has a folder, in no layout that is known."""
+    return UnsupportedError(
+        f"{url} holds a folder of each rank ({listed(ranks, 3)}): what lies in one is a piece of"
+        " each save, in a layout that is not known",
+        hint="docs/formats.md lists the formats; the program that wrote them reads them",
+    )
 
 
 def _with_steps(
@@ -405,6 +484,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     candidates, foreign = [], []
     sets = sets_among(entries)
     marks = {marker for name in entries if (marker := unfinished_marker(name, entries))}
+    pieces = pieces_among(n for n, e in entries.items() if e.kind is EntryKind.FILE) - set(sets)
     for name, entry in entries.items():
         if name in sets:
             first, step_ = sets[name]
@@ -417,7 +497,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             continue
         staging = finished_name(name) != name or bool(unfinished_marker(name, entries))
         step = step_in_name(finished_name(name))
-        if _may_be_checkpoint(name, entry, step):
+        if name not in pieces and _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
         else:
             foreign.append(name)
@@ -426,6 +506,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     found = Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found.memo[PIECES] = pieces
     found.memo[_TEXTS] = {n: entries[n] for n in foreign if may_name(n, entries[n])}
     return found
 

@@ -27,7 +27,19 @@ _TRIED = 3
 # A step of more names is one of a large job: not all of them are at hand.
 _NAMES = 4096
 _DIGITS = 18
-_MEMO, _KNOWN = "small-files", "checkpoints"
+_HOLDS = "holds small files"
+
+
+class SmallNames(NamedTuple):
+    """The names at the top of a step that a small file or a folder may have.
+
+    Attributes:
+        names: without numbers; a folder has a slash behind.
+        all: whether all names were looked at.
+    """
+
+    names: frozenset[str]
+    all: bool
 
 
 class SmallFiles(NamedTuple):
@@ -81,9 +93,9 @@ def may_lack_some(url: str, options: StoreOptions) -> bool:
         ]
         if not beside:
             return False
-        mine = _names(store, name)
+        mine = _held(store, name).names
         nearest = sorted(beside, key=lambda other: _distance(other, name))[:_TRIED]
-        return any(tells_state(one) is not None for n in nearest for one in _names(store, n) - mine)
+        return any(_held(store, one).names - mine for one in nearest)
     except FtckptError:
         return False
 
@@ -103,12 +115,12 @@ def _lost(
     if not sides:
         return None
     steps = (child.candidate, *sides)
-    mine, *theirs = (_names_in(root, one.entry.path) for one in steps)
-    if len(mine) >= _NAMES:
+    mine, *theirs = (_held_in(root, one) for one in steps)
+    if not mine.all:
         return None
-    absent = frozenset.intersection(*theirs) - mine
+    absent = frozenset.intersection(*(one.names for one in theirs)) - mine.names
     state = sorted(name for name in absent if tells_state(name))
-    lost = state or sorted(name for name in absent if tells_state(name) is False)
+    lost = state or sorted(absent)
     if not lost or (len(sides) == 1 and not state):
         return None
     having = f"{' and '.join(one.path for one in sides)} {'have' if len(sides) > 1 else 'has'}"
@@ -123,36 +135,30 @@ def _lost(
 def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the first two of these steps that are checkpoints."""
     folders = (one for one in candidates[:_TRIED] if one.entry.kind is EntryKind.DIRECTORY)
-    return [one for one in folders if _is_checkpoint(root, one)][:2]
+    return [one for one in folders if root.recognise(one) is not None][:2]
 
 
-def _is_checkpoint(root: Root, candidate: Candidate) -> bool:
-    known: dict[str, bool] = root.memo.setdefault(_KNOWN, {})
-    if candidate.path not in known:
-        known[candidate.path] = root.recognise(candidate) is not None
-    return known[candidate.path]
-
-
-def _names_in(root: Root, path: str) -> frozenset[str]:
+def _held_in(root: Root, candidate: Candidate) -> SmallNames:
     """Return the names of a step of a root, which several of its neighbours ask for."""
-    known: dict[str, frozenset[str]] = root.memo.setdefault(_MEMO, {})
-    if path not in known:
-        known[path] = _names(root.store, path)
-    return known[path]
+    path = candidate.entry.path
+    return root.known.answer(_HOLDS, candidate.path, lambda: _held(root.store, path))
 
 
-def _names(store: Store, path: str) -> frozenset[str]:
-    """Return names at the top of a step; a folder has a slash behind, and a small file no number.
+def tell_names(root: Root, candidate: Candidate, store: Store) -> None:
+    """Tell a root the names of a step that `store` has listed."""
+    root.known.told(_HOLDS, candidate.path, _held(store, candidate.entry.path))
 
-    That of `trainer_state_30.json` is the step's.
+
+def _held(store: Store, path: str) -> SmallNames:
+    """Return the names at the top of a step.
+
+    The number of `trainer_state_30.json` is the step's.
     """
     names = store.names(path, _NAMES)
-    return frozenset(
-        without_numbers(name) + "/"
-        if kind is EntryKind.DIRECTORY
-        else without_numbers(name)
-        if tells_state(name) is not None
-        else name
+    small = (
+        without_numbers(name) + "/" * (kind is EntryKind.DIRECTORY)
         for name, kind in names.items()
-        if not is_own(name)
+        if not is_own(name) and (kind is EntryKind.DIRECTORY or tells_state(name) is not None)
     )
+    telling = frozenset(name for name in small if tells_state(name) is not None)
+    return SmallNames(telling, len(names) < _NAMES)

@@ -19,7 +19,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .open_part import open_part
 from .recognise import UnopenedPart
-from .roots import LOST_AND_FOUND, Root
+from .roots import LOST_AND_FOUND, PIECES, Root
 from .step_names import SUFFIXES
 
 # A folder with more names than these, or deeper ones, is not searched to its end.
@@ -46,6 +46,15 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     if not found:
         return None
     shown = listed([name for name, _ in found], _LISTED)
+    pieces = root.memo.get(PIECES, frozenset())
+    if pieces and all(name in pieces or entry.kind is EntryKind.FILE for name, entry in found):
+        said = listed(sorted(pieces), _LISTED)
+        return UnsupportedError(
+            f"{root.url} holds {said}: by their names each is one rank's piece of a save, in a"
+            " layout that is not known",
+            hint=hint
+            or "docs/formats.md lists the formats; the program that wrote them reads them",
+        )
     read = next((path for _, one in found[:_LISTED] if (path := _readable(root, one))), "")
     if read:
         url = root.store.describe(read)

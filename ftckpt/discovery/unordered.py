@@ -14,7 +14,8 @@ from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
 
 from . import series
-from .looked import Looked
+from .counts import is_unnumbered
+from .looked import NO_STEP, Looked
 from .open_part import open_part
 from .roots import Root
 
@@ -27,15 +28,16 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
     """Yield readable checkpoints without a step, the newest first.
 
     First what a trainer calls the last, then its series by the numbers in the names, then others,
-    and what it calls the final, the best or the initial one. Where several stand at one place in
-    this order, the one that a pointer names comes first; without a pointer an error comes instead,
-    and nothing after it.
+    and what it calls the final, the best or the initial one. What has the name of a series without
+    a number, or what the series holds, stands beside the series: it may be older or newer. Where
+    several stand at one place in this order, the one that a pointer names comes first; without a
+    pointer an error comes instead, and nothing after it.
     """
     ranks: dict[int, dict[str, list[Looked]]] = defaultdict(lambda: defaultdict(list))
     for one in looked:
         name = one.candidate.path
         place = series.place_of(name)
-        ranks[_rank(name)][name if place is None else place.series].append(one)
+        ranks[_rank(name, root, looked)][name if place is None else place.series].append(one)
     pointed = {pointer.target for pointer in root.pointers}
     for _, groups in sorted(ranks.items()):
         for group in groups.values():
@@ -69,7 +71,8 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
     `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters give no order between them.
     Where another member of its series has a higher number and a step, the order is known; and a
     number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
-    What has lost the step that its siblings have, and has no place among them, is one of these.
+    What has lost the step that its siblings have, and has no place among them, is one of these; and
+    so is what has their name without a number.
     """
     steps = {one.known_step for one in looked}
     places = series.members({one.candidate.path: one.known_step for one in looked})
@@ -88,7 +91,13 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
         above = newest.get(place.series)
         if above is None or place.numbers > above[0].numbers:
             newest[place.series] = place, one
+    names = [one.candidate.path for one in looked if one.known_step is not None]
     astray = [one for one in looked if one.astray and one.error is None and not one.damaged]
+    astray += [
+        one
+        for one in looked
+        if one.rank == NO_STEP and one not in astray and is_unnumbered(one.candidate.path, names)
+    ]
     return astray + [
         one
         for place, one in newest.values()
@@ -119,13 +128,32 @@ def between(root: Root, stepped: Looked, apart: Sequence[Looked]) -> Iterator[Lo
     yield stepped._replace(child=None, error=error)
 
 
-def _rank(name: str) -> int:
+def _rank(name: str, root: Root, looked: Sequence[Looked]) -> int:
+    rank = rank_by_name(name)
+    if rank != _OTHER or not series.is_trainers(name):
+        return rank
+    numbered = [one for one in looked if rank_by_name(one.candidate.path) == _SERIES]
+    if is_unnumbered(name, [one.candidate.path for one in numbered]):
+        return _SERIES
+    own = next(one for one in looked if one.candidate.path == name)
+    newest = min(numbered, key=lambda one: series.newest_first(one.candidate.path), default=None)
+    if newest is None or own.error is not None or newest.error is not None:
+        return rank
+    held = _content(root, own).keys()
+    return _SERIES if held and held == _content(root, newest).keys() else rank
+
+
+_SERIES, _OTHER = 1, 2
+
+
+def rank_by_name(name: str) -> int:
+    """Return the place of a name among those that nothing else orders, the first 0."""
     if not series.is_trainers(name):
-        return 2
+        return _OTHER
     roles = series.roles_in(name)
     if roles:
         return 0 if roles & series.LAST else 3 if "final" in roles else 4
-    return 1 if series.place_of(name) is not None else 2
+    return _SERIES if series.place_of(name) is not None else _OTHER
 
 
 def _unknown(url: str, groups: Collection[str]) -> FtckptError:

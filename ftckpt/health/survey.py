@@ -12,7 +12,7 @@ from typing import ClassVar
 from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.neighbours import lacking
 from ftckpt.discovery.recognise import OrderedByRank
-from ftckpt.discovery.roots import RECOGNISED, Root, concurrently
+from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
 from ftckpt.discovery.step_sets import set_member
 from ftckpt.discovery.unordered import newest_together
@@ -188,6 +188,22 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     )  # fmt: skip
 
 
+def survey_one(root: Root, how: ScanOptions, name: str, *, counter: Counter = NULL) -> Survey:
+    """List one entry of a run alone, by its name; nothing where it is no checkpoint by itself.
+
+    What says no step has its place among the others, so that these would have to be read too.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be listed.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    found = read_entries(root, how, only=name, counter=counter)
+    every = [_listed(root, each) for each in found if each.entry.step is not None]
+    listed = [one for one in every if one is not None]
+    held = tuple(each for _, each in listed if each.entry.is_listed)
+    return Survey(root.url, held, None, (), None, Run(root, [each for each, _ in listed]))
+
+
 def with_order(found: Survey) -> Survey:
     """Return a survey with the order that `latest` finds, where the names of saves say no step.
 
@@ -210,8 +226,8 @@ def with_order(found: Survey) -> Survey:
                 order, together = [one.candidate.entry.path for one in whole], len(whole)
             doubt = "" if order else error.message
             break
-        torn = looked.child is not None and error is not None
-        torn = torn and error.exit_code is ExitCode.INCOMPLETE
+        code = ExitCode.OK if error is None else error.exit_code
+        torn = looked.child is not None and code is ExitCode.INCOMPLETE
         if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
     first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
@@ -247,6 +263,10 @@ def with_newest(found: Survey, now: float) -> Survey:
         shares = one.entry.why == SHARED
         member = members[one.entry.name]
         now_is = checked(member.now(entry_class=one.entry.entry_class), now, None)
+        if now_is is not None and now_is.entry.no_state:
+            members[one.entry.name] = now_is
+            held[one.entry.name] = replace(one, entry=now_is.entry)
+            continue
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
             if number < found.together:
                 continue
@@ -279,7 +299,6 @@ def _with_parts(
     root = run.root
     skip = len(root.base) + 1 if root.base else 0
     members = [(f.place.path[skip:], f, held) for f, held in listed]
-    root.memo[RECOGNISED] = {path: f.child for path, f, _ in members if f.child is not None}
     by_path = {candidate.path: candidate for candidate in root.candidates}
     for path, member, held in members:
         lost = None

@@ -410,6 +410,12 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
         return _item(MOMENTS, Presence.CANNOT_TELL,
                      "the moments stand under names that no weight has", first)  # fmt: skip
     if missing:
+        if _has_all_given(checkpoint, len(kept)):
+            what = (
+                f"for each of {len(kept)} parameters that the optimizer has; {len(missing)} more"
+                f" tensors are none of them ({listed(missing, 3)}): buffers, or frozen"
+            )
+            return _item(MOMENTS, Presence.PRESENT, what, first)
         return _item(
             MOMENTS, Presence.CANNOT_TELL,
             f"{len(missing)} of {len(trainable)} parameters have no moments "
@@ -418,6 +424,13 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
         )  # fmt: skip
     return _item(MOMENTS, Presence.PRESENT, f"for each of {len(kept)} parameters",
                  first)  # fmt: skip
+
+
+def _has_all_given(checkpoint: Checkpoint, kept: int) -> bool:
+    """Whether an optimizer has moments of as many parameters as it was given: none are lost."""
+    from ftckpt.checkpoint.optimizer_groups import given
+
+    return given(checkpoint) == kept
 
 
 class _States:

@@ -85,9 +85,9 @@ STEP = StateRow(
         r"global_steps?", r"(?:train|training)_state[./:](?:global_)?step", r"iteration",
         r"trainer_state(?:\.json)?[./:]global_step", r"step", r"steps", r"num_steps", r"curr_step",
         r"batch_idx_train", r"iter_num", r"num_updates", r"current_step", r"n_iter", r"step_count",
-        r"timestamp[./:]batch",
+        r"timestamp[./:]batch", r"(?:global_)?train_steps?",
     ),
-    _names(*_BLIND, r"epoch"),
+    _names(*_BLIND, r"epoch", r"(?:total_)?(?:env|agent)_steps?"),
 )  # fmt: skip
 TABLE: tuple[StateRow, ...] = (
     WEIGHTS,

@@ -18,7 +18,8 @@ from ftckpt.errors import (
     UnavailableError,
     UsageError,
 )
-from ftckpt.findings import CheckLevel, described
+from ftckpt.findings import CheckLevel as CheckLevel
+from ftckpt.findings import described
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import document
 from ftckpt.storage import StoreOptions

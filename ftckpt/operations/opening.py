@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from ftckpt import amounts
-from ftckpt.discovery import resolve
 from ftckpt.errors import UsageError
 from ftckpt.observer import SILENT, Observer
 from ftckpt.operations.attaching import loads_itself
@@ -120,6 +119,10 @@ def opened(
     return open_from(target, on, newest=newest)
 
 
+# Names beside a file that are looked at.
+_NAMES_BESIDE = 4096
+
+
 def open_target(
     path: str,
     stores: StoreOptions = STORES,
@@ -134,7 +137,9 @@ def open_target(
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.discovery.resolve.open_target`.
     """
+    from ftckpt.discovery import resolve
     from ftckpt.discovery.parent_checkpoint import enclosing
+    from ftckpt.discovery.pieces import pieces_among
     from ftckpt.formats.catalog import formats
     from ftckpt.storage.store import EntryKind
 
@@ -151,6 +156,10 @@ def open_target(
             what, whole = "part", enclosing(place.url, place.store, known)
         if whole:
             on.note(f"{path} is one {what} of the checkpoint {whole}: this is about it alone")
+        elif what == "file" and place.entry.path in pieces_among(
+            place.store.names("", _NAMES_BESIDE)
+        ):
+            on.note(f"{path} is one rank's piece of a save, by its name: this is about it alone")
     return target
 
 
@@ -197,6 +206,8 @@ def root_at(path: str, stores: StoreOptions) -> Place:
         NotFoundError: nothing is there.
         UsageError: one checkpoint of a root is selected.
     """
+    from ftckpt.discovery import resolve
+
     place = resolve.locate(path, stores)
     if place.which:
         raise UsageError(f"{path} selects one checkpoint of a root", hint="name the root alone")
@@ -210,6 +221,7 @@ def runs_at(path: str, stores: StoreOptions) -> list[Root]:
         NotFoundError: nothing is there.
         UsageError: it is not a root.
     """
+    from ftckpt.discovery import resolve
     from ftckpt.formats.catalog import FORMATS
 
     return resolve.open_runs(root_at(path, stores), FORMATS)

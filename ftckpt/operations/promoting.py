@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from ftckpt.discovery import resolve
 from ftckpt.errors import ExitCode, RefusedError, UsageError
 from ftckpt.findings import CheckLevel, Level
 from ftckpt.observer import SILENT, Observer
@@ -198,6 +197,7 @@ def _checkpoint_of_root(path: str, stores: StoreOptions) -> tuple[Root, Child]:
         UsageError: a root without a selector, or a place that lies in no root.
         NotFoundError: no such checkpoint.
     """
+    from ftckpt.discovery import resolve
     from ftckpt.discovery.candidates import choose_child
     from ftckpt.discovery.promotion import find_in_root
     from ftckpt.formats.catalog import FORMATS

@@ -115,7 +115,7 @@ def ls(
         if not only:
             raise
         try:
-            _, surveys = _surveys(root, now, stores, on.counter)
+            _, surveys = _surveys(root, now, stores, on.counter, only=only)
         except UsageError:
             raise error from None
         rows = [held.entry for one in surveys for held in one.held if held.entry.name == only]
@@ -175,7 +175,7 @@ def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
     if target.root is not None and place.which:
         from ftckpt.discovery.candidates import choose_child
 
-        return place.url, choose_child(target.root, place.which).candidate.path
+        return place.url, choose_child(target.root, place.which).candidate.entry.path
     local = place.store.local_path(place.entry.path)
     # `.` has no name of its own.
     url = os.path.abspath(path) if local is not None and split(path)[1] in ("", ".", "..") else path
@@ -372,9 +372,9 @@ def _with_scrubs(surveys: Sequence[Survey], ledger: str, stores: StoreOptions) -
 
 
 def _surveys(
-    root: str, now: float, stores: StoreOptions, counter: Counter
+    root: str, now: float, stores: StoreOptions, counter: Counter, only: str = ""
 ) -> tuple[Place, list[Survey]]:
-    """List a place, every run of it.
+    """List a place, every run of it; or the one entry that `only` names, where that says all.
 
     Raises:
         NotFoundError: there is nothing that a format knows.
@@ -383,7 +383,7 @@ def _surveys(
     from ftckpt.discovery.candidates import nothing_known
     from ftckpt.discovery.resolve import locate, open_runs
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.health.survey import survey
+    from ftckpt.health.survey import survey, survey_one
     from ftckpt.retention.scan.entry import ScanOptions, no_bases
 
     place = locate(root, stores)
@@ -392,6 +392,10 @@ def _surveys(
     # Nothing is dropped by what is read here, so that a delta need not be opened for its base.
     how = ScanOptions(FORMATS, now, bases=no_bases)
     runs = open_runs(place, FORMATS)
+    for run in runs if only else ():
+        one = survey_one(run, how, only, counter=counter)
+        if one.held:
+            return place, [one]
     found = [survey(one, how, counter=counter) for one in runs]
     if not any(held.entry.is_listed for one in found for held in one.held):
         raise nothing_known(runs[0], "name the directory whose children are the checkpoints")
@@ -424,9 +428,10 @@ def _second(
 
 def _judged_by(policy: str, found: Status, place: Place, counter: Counter) -> Status:
     """Add which saves a policy keeps, and which it thins, as `gc` would plan it."""
-    from ftckpt.api.retaining import policy_of_file
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.prepare import prepare
+
+    from .retaining import policy_of_file
 
     chosen = policy_of_file(policy, found.url)
     runs = [run.survey.run for run in found.runs if run.survey.run is not None]

@@ -21,6 +21,8 @@ from .proofs import PROOF, SILENT, WRITE
 from .shared_folder import PARTS, ListedRecord, list_records
 
 _HEAD = 4096  # bytes of a record that hold all but its units
+_SMALL = 16 << 20  # bytes of what a part says while it runs, and of an answer
+_MOST = 1e18  # of bytes and seconds: anybody may have written a record
 _SLOW = 0.5  # of the median rate
 
 
@@ -163,7 +165,9 @@ def _head(store: Store, one: ListedRecord) -> Mapping[str, Any] | None:
             found |= decode("{" + line + "}")
     except (FtckptError, JsonError, UnicodeError):
         return None
-    return found
+    numbers = (found.get("bytes"), found.get("seconds"))
+    told = all(isinstance(n, (int, float)) and 0 <= n < _MOST for n in numbers)
+    return found if told else None
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -175,16 +179,15 @@ def _lines(text: str) -> Iterator[str]:
 
 def _running(store: Store, one: ListedRecord, now: float) -> RunningShare:
     said = _small(store, one.entry.path) or {}
-    nbytes = said.get("bytes", 0)
+    told: object = said.get("bytes", 0)
+    nbytes = told if type(told) is int and 0 <= told < _MOST else 0
     silent = now - (one.entry.mtime if one.entry.mtime is not None else now)
-    return RunningShare(
-        one.part.number, str(said.get("host", "")), nbytes if type(nbytes) is int else 0, silent
-    )
+    return RunningShare(one.part.number, str(said.get("host", "")), nbytes, silent)
 
 
 def _small(store: Store, path: str) -> Mapping[str, Any] | None:
     with suppress(FtckptError, JsonError):
-        found = decode(store.read(path))
+        found = decode(store.read(path, 0, min(store.stat(path).size, _SMALL)))
         return found if isinstance(found, dict) else None
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import ClassVar
 
 from ftckpt.errors import (
@@ -222,7 +223,7 @@ def manifest_for_parts(source: Source, replica: Source, *, opened: Open, work: W
     if known is None or known.evidence != "manifest":
         raise UnsupportedError(
             "neither of the two is sealed, and parts look for damage by a manifest",
-            hint=f"ftckpt seal {replica.url}, or repair without --part",
+            hint=f"ftckpt seal {quote(replica.url)}, or repair without --part",
         )
     return known.manifest
 

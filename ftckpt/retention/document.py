@@ -199,6 +199,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
     values["leases"] = [lease._asdict() for lease in entry.leases]
     for name in ("pointers", "tags", "bases", "needs"):
         values[name] = list(values[name])
+    values["counts"] = [list(one) for one in entry.counts]
     if entry.contents is not None:
         values["contents"] = {
             **{f.name: getattr(entry.contents, f.name) for f in dataclasses.fields(EntryContents)},
@@ -246,6 +247,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     values["leases"] = tuple(Lease(**lease) for lease in values["leases"])
     for name in ("pointers", "tags", "bases", "needs"):
         values[name] = tuple(values.get(name, ()))
+    values["counts"] = tuple((key, value) for key, value in values.get("counts", ()))
     if values["contents"] is not None:
         shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
         values["contents"] = EntryContents(**{**values["contents"], "shared": shared})

@@ -22,7 +22,7 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _SELECTOR = r"@(latest|\d+)$"
 # The beginnings of URLs: a missing slash must not turn one into the name of a remote.
-_SCHEMES = frozenset(
+SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file", "local", "memory", "http", "https"}
     | {"ftp", "sftp", "ssh", "hdfs", "hf", "smb", "webhdfs"}
 )
@@ -94,7 +94,7 @@ def remotes() -> dict[str, Remote]:
 
 def _remote(name: str, row: object, settings: SettingsFile) -> Remote:
     where = f"[remotes.{name}] in {settings.where('remotes', name)}"
-    if not re.fullmatch(_NAME, name) or name.lower() in _SCHEMES:
+    if not re.fullmatch(_NAME, name) or name.lower() in SCHEMES:
         raise UsageError(
             f"{where}: {name!r} cannot name a remote",
             hint="letters, digits, '_', '.' and '-', and no scheme of a URL such as s3",
@@ -163,7 +163,7 @@ def named(url: str) -> tuple[Remote, str] | None:
         DeniedError: the settings may not be read.
     """
     match = _NAMED.fullmatch(url)
-    if match is None or match["name"].lower() in _SCHEMES:
+    if match is None or match["name"].lower() in SCHEMES:
         return None
     name, rest = match["name"], match["rest"]
     known = remotes()

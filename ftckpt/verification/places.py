@@ -19,8 +19,10 @@ from ftckpt.discovery.resolve import Target
 from ftckpt.discovery.step_names import worded_step
 from ftckpt.errors import (
     UNPROVEN,
+    CorruptError,
     ExitCode,
     FtckptError,
+    IncompleteError,
     NotFoundError,
     UnsupportedError,
     UsageError,
@@ -311,6 +313,8 @@ class PlaceCheck:
         try:
             checkpoint = open_part(store, part)
         except FtckptError as error:
+            if root is None and not store.traits.local:
+                _require_standing(url, self.stores, error)
             # Unreadable content may still be hostile, and that verdict wins.
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             report = self._failed(error, more, url, part.format.name, began)
@@ -336,6 +340,20 @@ class PlaceCheck:
         made = self._placed(report, url, name)
         self.watcher.end(made)
         return made
+
+
+def _require_standing(url: str, stores: StoreOptions, error: FtckptError) -> None:
+    """Refuse what gc has dropped: that its marker is gone is no damage.
+
+    Raises:
+        NotFoundError: it was dropped, and its root says so.
+    """
+    if isinstance(error, (CorruptError, IncompleteError)):
+        from ftckpt.discovery.dropped import dropped_instead
+
+        dropped = dropped_instead(url, stores)
+        if dropped is not None:
+            raise dropped from error
 
 
 def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint) -> Lacking | None:

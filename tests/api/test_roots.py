@@ -104,7 +104,7 @@ def test_what_gc_refuses_nothing_loses(root: Path, tmp_path: Path) -> None:
 
 
 def test_rules_are_numbers_or_the_texts_of_the_flags(root: Path) -> None:
-    from ftckpt.api.retaining import asked_policy
+    from ftckpt.operations.retaining import asked_policy
 
     assert asked_policy("", {"keep_within": 7200.0, "free": 1000, "max_delete": 20}) == (
         asked_policy("", {"keep_within": "2h", "free": "1kB", "max_delete": "20"})

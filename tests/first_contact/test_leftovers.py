@@ -10,12 +10,14 @@ import pickle
 import shutil
 import time
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from ftckpt.discovery.pieces import pieces_among
 from tests.json_run import ftckpt_json
 
 
@@ -202,7 +204,7 @@ def test_a_count_beside_moments_is_the_optimizers(tmp_path: Path, deep: bool) ->
             items = ftckpt_json(*verb, str(path))["resume"]
             step = next(one for one in items if one["key"] == "step")
             assert step["presence"] == said
-            assert ("optimizer's own count" in step["reason"]) is not loop
+            assert ("optimizer's own count" in step["reason"]) is (not loop)
         wanted = code("latest", str(tmp_path), "--require", "step")
         assert wanted == (0 if loop else 6)
 
@@ -318,3 +320,126 @@ def test_a_run_that_saves_less_from_a_step_on_is_whole(tmp_path: Path) -> None:
     # The next save lacks it as well, so that nothing is known to be lost.
     listed = ftckpt_json("ls", str(tmp_path))["checkpoints"]
     assert [one["path"] for one in listed if "lacks" in one["why"]] == []
+
+
+# ---------------------------------------------------------------------------------------------
+# A piece is never a save
+
+
+def pieces(folder: Path, names: Iterable[str], step: int | None = 100) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        state = {"model": {"layer.weight": torch.randn(4, 4)}}
+        torch.save(state if step is None else {**state, "step": step}, folder / name)
+
+
+GRID = [(a, b) for a in range(2) for b in range(2)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"weights_tp_rank_world_size={a}_2_pp_rank_world_size={b}_2.pth" for a, b in GRID],
+        [f"tp{a}_pp{b}.pt" for a, b in GRID],
+        ["model_mp0.pt", "model_mp1.pt"],
+        ["model-0-of-2.pt", "model-1-of-2.pt"],
+        ["step_100_tp0.pt", "step_100_tp1.pt", "step_200_tp0.pt", "step_200_tp1.pt"],
+    ],
+    ids=["world", "grid", "mp", "of", "steps"],
+)
+def test_no_verb_takes_a_piece_for_a_save(tmp_path: Path, names: list[str]) -> None:
+    for step in (None, 100):
+        pieces(tmp_path, names, step)
+        for words in (("latest",), ("ls",), ("status",), ("verify",), ("gc", "--keep-last", "1")):
+            answer = ftckpt_json(words[0], str(tmp_path), *words[1:])
+            assert answer["result"]["code"] == 13, words
+        assert "one rank's piece" in answer["result"]["message"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lora_rank8.pt", "lora_rank16.pt"],
+        ["stage1.pt", "stage2.pt"],
+        ["model_rank0.pt"],
+        ["ep1-ba100.pt", "ep2-ba200.pt"],
+    ],
+)
+def test_other_numbers_are_no_places_of_ranks(tmp_path: Path, names: list[str]) -> None:
+    for number, name in enumerate(names, 1):
+        pieces(tmp_path, [name], 100 * number)
+    assert len(pieces_among(names)) == 0
+    assert code("latest", str(tmp_path)) in (0, 2)  # some are read as one checkpoint
+
+
+def test_the_folder_of_one_rank_is_not_the_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        for step in (100, 200):
+            pieces(tmp_path / "run" / f"rank_{rank}", [f"step_{step}.pt"], step)
+            pieces(tmp_path / "sweep" / f"gpu{rank}", [f"step_{step}.pt"], step)
+    pieces(tmp_path / "node" / "rank_0", ["step_100.pt"])
+    for place in ("run", "run/rank_0", "run/rank_1"):
+        for verb in ("latest", "ls", "status"):
+            assert code(verb, str(tmp_path / place)) == 13, (verb, place)
+    assert code("latest", str(tmp_path / "sweep" / "gpu0")) == 0
+    assert code("latest", str(tmp_path / "node" / "rank_0")) == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# Buffers are no parameters that lost their moments
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool) -> None:
+    net = torch.nn.Linear(4, 4)
+    # Of a shape of its own, so that the optimizer's numbers are those of the others.
+    net.register_buffer("returns_mean", torch.zeros(3))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    if lost:
+        del state["state"][1]
+    path = tmp_path / "model.pt"
+    torch.save({"model": net.state_dict(), "optimizer": state}, path)
+    items = ftckpt_json("inspect", "--resume", str(path))["resume"]
+    moments = next(one for one in items if one["key"] == "moments")
+    assert moments["presence"] == ("cannot tell" if lost else "present")
+    if not lost:
+        assert "returns_mean" in moments["reason"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Counters of other names
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "step"),
+    [
+        ("checkpoint_000003908_16007168.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("best_000003908_16007168_r_3.1.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("latest.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("model_512.pt", {"agent_step": 512}, 512),
+        ("model_512.pt", {"num_timesteps": 512, "n_steps": 2048}, 512),
+        ("model_512.pt", {"step": 7, "train_step": 512}, 7),
+        # A setting of the run, or a count of another clock.
+        ("model_512.pt", {"train_steps": 100000}, None),
+        ("model_512.pt", {"total_timesteps": 1000000}, None),
+        ("latest.pth", {"env_steps": 16007168}, None),
+        ("model_7_9.pt", {"env_steps": 7, "agent_steps": 9}, None),
+    ],
+)
+def test_the_name_bears_a_counter_out(
+    tmp_path: Path, name: str, state: dict[str, int], step: int | None
+) -> None:
+    torch.save({"model": {"layer.weight": torch.ones(4, 4)}, **state}, tmp_path / name)
+    assert ftckpt_json("inspect", str(tmp_path / name))["step"] == step
+
+
+def test_a_counter_of_an_unsure_name_accuses_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        state = {"model": {"layer.weight": torch.ones(4, 4)}, "step": 5, "env_steps": 10 + rank}
+        torch.save(state, folder / f"rank_{rank}.pt")
+    assert "mixed-steps" not in kinds("verify", str(folder))

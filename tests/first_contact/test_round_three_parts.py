@@ -146,7 +146,7 @@ def test_a_step_that_its_root_refuses_is_no_root(tmp_path: Path) -> None:
     for verb in ("latest", "verify", "ls"):
         assert printed(verb, str(tmp_path / "R" / "200")).code == ExitCode.UNSUPPORTED, verb
     (tmp_path / "R" / "200").rename(tmp_path / "final")
-    assert printed("latest", str(tmp_path / "final")).code == ExitCode.UNVERIFIED
+    assert printed("latest", str(tmp_path / "final")).code == ExitCode.UNSUPPORTED
 
 
 def test_a_numbered_folder_of_a_series_is_a_root(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _raw(endpoint: str, bucket: str) -> Store:
 class Root:
     """A root on a service, and what may be done to it by a clock of ours."""
 
-    def __init__(self, url: str, *, endpoint: str = "", formats: tuple[Format, ...] = ()) -> None:
+    def __init__(self, url: str, *, endpoint: str = "", formats: Sequence[Format] = ()) -> None:
         self.url = url
         self.bucket, _, self.prefix = url.removeprefix("s3://").partition("/")
         self.store = open_store(url, QUICK._replace(endpoint=endpoint))
@@ -139,7 +139,7 @@ class TestRealFormats:
         assert before.keys() - root.content().keys() == {"step-1/.metadata"}
         with pytest.raises(FtckptError) as torn:
             open_target(f"{s3_url}/step-1", FORMATS, StoreOptions()).open()
-        assert torn.value.exit_code is ExitCode.INCOMPLETE
+        assert torn.value.exit_code is ExitCode.NOT_FOUND
         target = open_target(s3_url, FORMATS, StoreOptions())
         assert target.root is not None
         assert [c.candidate.path for c in target.root.children()] == ["step-3", "step-2"]

@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from ftckpt.api.thinning import WeightsAlone
 from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.operations.thinning import WeightsAlone
 from ftckpt.retention.apply.outcome import Thinned
 from ftckpt.retention.apply.prepare import prepare
 from ftckpt.retention.apply.run import apply

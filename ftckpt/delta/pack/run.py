@@ -19,6 +19,7 @@ from ftckpt.delta.codec.choose_encoding import EncodingPlan
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
+from ftckpt.errors import IncompleteError, NotFoundError
 from ftckpt.manifest.thinned import thinned_from
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
@@ -74,6 +75,7 @@ def pack(
         IncompleteError: a source changed meanwhile.
         UnsupportedError: the index would be larger than a reader accepts.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
+        NotFoundError: it is written, and the base has gone meanwhile.
     """
     started, work = time.monotonic(), options.work
     with packed_at(target, base, destination, options, store_options) as begun:
@@ -122,6 +124,8 @@ def pack(
             thinned=thinned_from(target.checkpoint.source),
         )
         staging.publish(commit, manifest.dump())
+        if base is not None:
+            _require_base(base.checkpoint, destination)
         bytes_in = sum(info.nbytes for info in packing.tensors) + records.bytes_in
         bytes_out = sum(file.size for file in manifest.files)
         components, methods = shares(index)
@@ -149,6 +153,24 @@ def pack(
             },
             manifest=manifest,
         )
+
+
+def _require_base(base: Checkpoint, destination: str) -> None:
+    """Look for the base once the delta can be seen; gc looks for deltas once it has dropped a base.
+
+    So one of the two finds the other.
+
+    Raises:
+        NotFoundError: it is not what it was.
+    """
+    try:
+        changes.require_unchanged(base.source, base.members())
+    except (IncompleteError, NotFoundError) as error:
+        raise NotFoundError(
+            f"{destination} is written, and what it is packed against has gone: {error.message}",
+            hint="ftckpt gc undelete ROOT lists what can be had back; or pack it again, whole",
+            kind="missing-base",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ftckpt.errors import (
     CorruptError,
     ExitCode,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnsafeError,
     UnsupportedError,
@@ -86,7 +87,8 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     except IncompleteError as error:
         return _unfinished(found, error.message, now)
     except UnsupportedError as error:
-        return found.now(entry_class=EntryClass.FOREIGN, why=error.message)
+        none = isinstance(error, NoStateError)
+        return found.now(entry_class=EntryClass.FOREIGN, why=error.message, no_state=none)
     if errors:
         return _judged(found, errors, now)
     thinned = found.entry.thinned

@@ -5,11 +5,41 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ftckpt.errors import ExitCode, FtckptError, worst
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.policy.plan import Decision, Reason
 from ftckpt.retention.trash import Trashed
+
+
+class Failure(NamedTuple):
+    """What could not be done.
+
+    Attributes:
+        name: of the entry, or its path in the trash.
+        code: of the error.
+        message: of it.
+        hint: of it.
+    """
+
+    name: str
+    code: ExitCode
+    message: str
+    hint: str
+
+
+class HeldThing(NamedTuple):
+    """What is kept in the trash although its time is up.
+
+    Attributes:
+        path: in the trash.
+        rule, detail: the reason.
+    """
+
+    path: str
+    rule: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +50,16 @@ class ApplyOutcome(ABC):
         failed: the error of each failure, by entry name, or by path in the trash.
     """
 
-    failed: Mapping[str, FtckptError] = field(default_factory=dict)
+    SAID: ClassVar = {"failed": "failures"}
+
+    failed: Mapping[str, FtckptError] = field(default_factory=dict, metadata=UNSAID)
     notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Return what failed, one by one."""
+        every = self.failed.items()
+        return [Failure(name, one.exit_code, one.message, one.hint) for name, one in every]
 
     @property
     @abstractmethod
@@ -50,9 +88,16 @@ class Purged(ApplyOutcome):
         freed: bytes.
     """
 
+    SAID: ClassVar = {**ApplyOutcome.SAID, "held": "held_things"}
+
     erased: tuple[Trashed, ...] = ()
-    held: Mapping[str, Reason] = field(default_factory=dict)
+    held: Mapping[str, Reason] = field(default_factory=dict, metadata=UNSAID)
     freed: int = 0
+
+    @property
+    def held_things(self) -> list[HeldThing]:
+        """Return what is held, one by one."""
+        return [HeldThing(path, *why) for path, why in self.held.items()]
 
     @property
     def done(self) -> int:
@@ -60,7 +105,8 @@ class Purged(ApplyOutcome):
         return len(self.erased)
 
 
-class ThinnedEntry(NamedTuple):
+@dataclass(frozen=True)
+class ThinnedEntry:
     """One entry that keeps its weights alone.
 
     Attributes:
@@ -70,9 +116,11 @@ class ThinnedEntry(NamedTuple):
         won: bytes that are freed in the end: those of the whole one, less its own.
     """
 
-    decision: Decision
-    name: str
-    nbytes: int
+    SAID: ClassVar = {"name": "decision.entry.name"}
+
+    decision: Decision = field(metadata=UNSAID)
+    name: str = field(metadata=said_as("weights"))
+    nbytes: int = field(metadata=said_as("bytes"))
     won: int
 
 
@@ -87,6 +135,8 @@ class Thinned(ApplyOutcome):
         freed: bytes freed.
         waiting: bytes that a purge will free.
     """
+
+    SAID: ClassVar = {**ApplyOutcome.SAID, "won": "won"}
 
     thinned: tuple[ThinnedEntry, ...] = ()
     trashed: tuple[Trashed, ...] = ()
@@ -119,13 +169,20 @@ class Applied(ApplyOutcome):
         purged: result of the purge before; None without one.
     """
 
+    SAID: ClassVar = {**ApplyOutcome.SAID, "dropped": "dropped_names"}
+
     plan: str
-    dropped: tuple[Decision, ...] = ()
+    dropped: tuple[Decision, ...] = field(default=(), metadata=UNSAID)
     trashed: tuple[Trashed, ...] = ()
     absent: tuple[str, ...] = ()
     freed: int = 0
     waiting: int = 0
     purged: Purged | None = None
+
+    @property
+    def dropped_names(self) -> list[str]:
+        """Return the names of what was dropped, in this order."""
+        return [decision.entry.name for decision in self.dropped]
 
     @property
     def done(self) -> int:

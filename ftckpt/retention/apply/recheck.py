@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.roots import Candidate, Root, read_again
+from ftckpt.discovery.roots import Answers, Candidate, Root, read_again
 from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER, is_own
 from ftckpt.retention.scan.classify import classify
@@ -77,6 +77,24 @@ class Watch:
         near = replace(near, store=store, pointers=tuple(pointers))
         return EntryHolds.of(near, now, name).added_to(found).entry, self._news()
 
+    def come(self) -> list[ScannedEntry]:
+        """Return entries that have come since the last look; one listing where none has.
+
+        Raises:
+            NotFoundError, UnavailableError, DeniedError, UnsafeError: as `look`.
+        """
+        names = _names(self._root)
+        come = names - self._names
+        if not come:
+            return []
+        shown = self._around("", names, come)
+        near = read_again(
+            replace(self._root, store=_Glimpse(self._root.store, self._root.base, shown))
+        )
+        self._take_in(near, shown, come)
+        self._names |= come
+        return self._news()
+
     def forget(self, found: ScannedEntry) -> None:
         """Mark an entry as gone: a later entry of its name is another one."""
         self._names.discard(self._name_of(found.place))
@@ -116,9 +134,10 @@ class Watch:
     def _news(self) -> list[ScannedEntry]:
         """Return unsettled entries as they are now; forget those that are gone."""
         news, unsettled = [], []
+        root = replace(self._root, known=Answers())  # what was unfinished may be whole by now
         for candidate in self._unsettled:
             with suppress(NotFoundError):
-                found = classify(self._root, candidate, self._how)
+                found = classify(root, candidate, self._how)
                 news.append(found)
                 # Without a marker nothing says that no more links will come.
                 open_ended = found.entry.commit is CommitState.NO_MARKER

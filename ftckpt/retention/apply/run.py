@@ -215,7 +215,10 @@ class Dropping:
         root, name = found.root, thing.name
         try:
             tagged = self.keep_tags.intersection(tags.tags(root, name).get(name, ()))
-            claimed = pins.pins(root, name) or leases.live(root, self.now(), name) or tagged
+            claimed = bool(pins.pins(root, name) or leases.live(root, self.now(), name) or tagged)
+            for one in self._watch(found).come():
+                self._stands(one)
+                claimed = claimed or found.entry.name in one.entry.depends_on
         except FtckptError:
             trash.restore(thing)  # nothing is concluded
             raise

@@ -66,7 +66,7 @@ def undelete(
         things = [t for trash in trashes.values() for t in trash.listed()]
         meant = {name: _meant(name, things) for name in names}
         for name, thing in meant.items():
-            if thing is None and any(_stands(name, root) for root in roots.values()):
+            if thing is None and any(_stands(name, read_again(r)) for r in roots.values()):
                 notes.append(f"{name} is not in the trash: it stands in its place")
                 continue
             try:
@@ -117,6 +117,7 @@ def _stands(name: str, root: Root) -> bool:
     return any(
         name in (c.path, c.entry.path) or (name.isdecimal() and c.step == int(name))
         for c in root.candidates
+        if not root.is_dropped(c)
     )
 
 

@@ -35,7 +35,8 @@ SCHEMA = "ftckpt.lock/1"
 # Long enough for one step with all its retries, short enough for the next hourly cron run.
 LEASE = 600.0
 
-_NUMBERED = re.compile(r"([0-9]{1,18})\.json")
+# Of any length: a lease whose number were too long to be seen would exclude nobody.
+_NUMBERED = re.compile(r"([0-9]+)\.json")
 _MAX_BYTES = 64 << 10
 # Most stores keep times of objects in whole seconds, rounded in different ways.
 _ROUNDING = 2.0

@@ -16,7 +16,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry, SharedFile
 from . import rules
 from .floors import broken_floors
 from .plan import BrokenFloor, Decision, Reason, RetentionPlan
-from .protections import EntryGroup, group_entries, protect
+from .protections import EntryGroup, averages_of, group_entries, protect
 from .thin import thin
 
 _UNFINISHED = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -71,7 +71,9 @@ def decide(
         for entry in every:
             reasons[entry.name] = [*reasons[entry.name], Reason("no-rule", _NO_RULE.message)]
     _hold_other_names(every, reasons)
+    _hold_averages(runs, reasons)
     _close(every, reasons)
+    _hold_averages(runs, reasons)
     thinned = thin(policy, runs, reasons)
     for name, reason in thinned.items():
         reasons[name].append(reason)
@@ -134,6 +136,15 @@ def _hold_other_names(every: Sequence[RootEntry], reasons: dict[str, list[Reason
             other = outside.get(file.inode, entry.name)
             if other != entry.name and entry.entry_class is EntryClass.COMMITTED:
                 reasons[entry.name].append(Reason("pointer", f"{other} is a hard link of it"))
+
+
+def _hold_averages(runs: Mapping[str, EntryGroup], reasons: dict[str, list[Reason]]) -> None:
+    """Keep an average with its weights, and the weights with their average."""
+    for run in runs.values():
+        for average, weights in averages_of(run.entries).items():
+            for one, other in ((average, weights), (weights, average)):
+                if reasons[other] and not reasons[one]:
+                    reasons[one].append(Reason("average", f"it goes with {other}, which stays"))
 
 
 def _single_file(entry: RootEntry) -> Sequence[SharedFile]:

@@ -127,6 +127,8 @@ def thin_fields(text: str) -> dict[str, object]:
     """
     text = text.strip()
     if text.isascii() and text.isdecimal():
+        if len(text) > 18:
+            raise UsageError(f"--thin-after {text[:20]}… is more than any run saves")
         return {"thin_beyond": int(text)}
     return {"thin_after": duration(text, "--thin-after")}
 

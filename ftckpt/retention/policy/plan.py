@@ -112,13 +112,20 @@ class RetentionPlan:
         """Return the bytes that the whole plan frees."""
         return sum(d.frees or 0 for d in self.decisions)
 
+    @property
+    def refusal(self) -> RefusedError | None:
+        """Say which floor it breaks first; the hint is the flag that would allow it."""
+        if not self.broken:
+            return None
+        first = self.broken[0]
+        more = f" (and {len(self.broken) - 1} more)" if len(self.broken) > 1 else ""
+        return RefusedError(f"{first.message}{more}", hint=first.hint)
+
     def require(self) -> None:
         """Refuse a plan that breaks a floor.
 
         Raises:
-            RefusedError: the first broken floor; the hint is the flag that would allow it.
+            RefusedError: see `refusal`.
         """
-        if self.broken:
-            first = self.broken[0]
-            more = f" (and {len(self.broken) - 1} more)" if len(self.broken) > 1 else ""
-            raise RefusedError(f"{first.message}{more}", hint=first.hint)
+        if self.refusal is not None:
+            raise self.refusal

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery import series
+from ftckpt.discovery.averages import averages_among
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
@@ -21,6 +22,7 @@ LEAP, LEAP_FROM = 100, 1000
 
 _NOT_SAVED = (EntryClass.FOREIGN, EntryClass.TRASH)
 _MAY_GO = (EntryClass.COMMITTED, EntryClass.ABANDONED, EntryClass.CORRUPT)
+_NO_STEP = "neither its name nor its content says a step"
 _NOT_OF_A_SERIES = "it is not of the series: a person may have named it (--any-name lets it go)"
 
 
@@ -48,23 +50,27 @@ def group_entries(entries: Sequence[RootEntry], now: float, policy: Policy = _US
 
     Entries of unknown order do not count: those without a step that are of no series or that a rule
     needs the step of, or dated in the future; nor does what somebody has put aside or named,
-    because no run goes on from it; nor half of what is saved together. After a leap
+    because no run goes on from it; nor half of what is saved together; nor an average, which stays
+    and goes with its weights (`averages_of`). After a leap
     of the step, by accident or by an attempt to make the good ones expire, entries above it must
     not displace those below: the rules apply to both sides, and the first step above the leap
     stays.
     """
     places = series.members({e.name: e.step for e in entries if e.entry_class not in _NOT_SAVED})
+    averages = averages_of(entries)
     held: dict[str, Reason] = {}
     counted: list[RootEntry] = []
     for entry in entries:
         name = entry.name.rpartition("/")[2]
         committed = entry.entry_class is EntryClass.COMMITTED
-        if entry.entry_class not in _MAY_GO:
+        if entry.entry_class not in _MAY_GO or entry.name in averages:
             continue
         if is_put_aside(series.saved_name(name)):
             held[entry.name] = Reason("put-aside", "its name says that no trainer is to take it")
         elif committed and entry.step is None and not _is_ordered(entry, places, policy):
-            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
+            said = ", ".join(f"{key} {value}" for key, value in entry.counts[:1])
+            what = f"no step is known, {said} alone" if said else _NO_STEP
+            held[entry.name] = Reason("no-step", what)
         elif not (policy.any_name or entry.name in places or _is_loaded_by_name(entry)):
             held[entry.name] = Reason("not-of-the-series", _NOT_OF_A_SERIES)
         elif not committed:
@@ -91,6 +97,12 @@ def group_entries(entries: Sequence[RootEntry], now: float, policy: Policy = _US
     return EntryGroup(entries, tuple(map(tuple, stretches)), held)
 
 
+def averages_of(entries: Iterable[RootEntry]) -> dict[str, str]:
+    """Return each finished average with the finished checkpoint whose weights it was made of."""
+    names = [e.name for e in entries if e.entry_class is EntryClass.COMMITTED]
+    return averages_among(names)
+
+
 def _is_loaded_by_name(entry: RootEntry) -> bool:
     """Whether it is a finished checkpoint with the name that a trainer loads it by."""
     own = entry.entry_class is EntryClass.COMMITTED and entry.named
@@ -106,17 +118,28 @@ def _is_ordered(entry: RootEntry, places: Mapping[str, series.SeriesPlace], poli
 def _in_order(
     counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
 ) -> list[list[RootEntry]]:
-    """Return those without a step, by series and in the order of its numbers."""
+    """Return those without a step, by series and in the order of its counter, else its numbers."""
     by_series: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in counted:
         if entry.step is None:
             by_series[places[entry.name].series].append(entry)
     found = []
     for _, siblings in sorted(by_series.items()):
-        order = sorted({places[e.name].numbers for e in siblings})
-        ranked = (replace(e, step=order.index(places[e.name].numbers)) for e in siblings)
+        key = _counter_of(siblings)
+        rank = {e.name: (dict(e.counts)[key],) if key else places[e.name].numbers for e in siblings}
+        order = sorted(set(rank.values()))
+        ranked = (replace(e, step=order.index(rank[e.name])) for e in siblings)
         found.append(sorted(ranked, key=lambda e: e.age_order))
     return found
+
+
+def _counter_of(siblings: Sequence[RootEntry]) -> str:
+    """Return the counter that all of a series record, each with a value of its own; "" for none."""
+    for key in dict.fromkeys(key for e in siblings for key, _ in e.counts):
+        values = [dict(e.counts).get(key) for e in siblings]
+        if len(values) > 1 and None not in values and len(set(values)) == len(values):
+            return key
+    return ""
 
 
 # The numbers of a name, and its step.

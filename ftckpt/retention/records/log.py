@@ -31,6 +31,8 @@ from ftckpt.strict_json import JsonError, decode
 
 SCHEMA = "ftckpt.log/1"
 _NEVER = 1e11  # in the year 5138
+# The end of a log is read: no run fills so much in years, and anybody may have made it longer.
+_MOST_BYTES = 16 << 20
 
 
 class LogName(NamedTuple):
@@ -88,7 +90,7 @@ def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, obje
 
 
 def read(root: Root, name: LogName = OF_ROOT, newest: int | None = None) -> list[dict[str, object]]:
-    """Return all events, the earliest first, without damaged or cut lines.
+    """Return the events of the last 16 MiB, the earliest first, without damaged or cut lines.
 
     `newest` limits the number of objects that are read, the last ones, in an object store.
 
@@ -97,9 +99,12 @@ def read(root: Root, name: LogName = OF_ROOT, newest: int | None = None) -> list
     """
     folder = own_folder(root)
     lines: list[bytes] = []
-    for path in _paths(root, folder, name, newest):
+    for path, size in _paths(root, folder, name, newest):
         try:
-            lines += root.store.read(path).splitlines()
+            size = root.store.stat(path).size if size is None else size
+            first = max(0, size - _MOST_BYTES)
+            told = root.store.read(path, first, size - first)
+            lines += (told.partition(b"\n")[2] if first else told).splitlines()
         except NotFoundError:
             continue
         except CorruptError as error:  # it grew or shrank while it was read
@@ -142,10 +147,13 @@ def _append(path: str, line: bytes) -> None:
         raise translate(error, path, "append to") from error
 
 
-def _paths(root: Root, folder: str, name: LogName, newest: int | None) -> list[str]:
-    file = f"{folder}/{name.file}"
+def _paths(
+    root: Root, folder: str, name: LogName, newest: int | None
+) -> list[tuple[str, int | None]]:
+    """Return the files of a log, each with its size where a listing has told it."""
+    file: tuple[str, int | None] = (f"{folder}/{name.file}", None)
     try:
-        events = sorted(e.path for e in root.store.walk(f"{folder}/{name.folder}"))
+        events = sorted((e.path, e.size) for e in root.store.walk(f"{folder}/{name.folder}"))
     except NotFoundError:
         return [file]
     return [file, *(events if newest is None else events[-newest:])]

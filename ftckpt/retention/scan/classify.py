@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.counts import counts_in
 from ftckpt.discovery.dropped import Tomb
 from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
@@ -12,6 +13,7 @@ from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.discovery.series import roles_in
+from ftckpt.discovery.small_files import tell_names
 from ftckpt.discovery.step_names import finished_name
 from ftckpt.errors import (
     CorruptError,
@@ -124,6 +126,7 @@ class _Candidate:
         whole = self.root.whole(self.candidate)
         listing = self._listing()
         child = self._recognise(listing)
+        self.root.tell(self.candidate, child and child.part)  # for those beside it
         if child is None:
             if self._is_transfer_alone(listing):
                 return self._unfinished(_TRANSFER, None)
@@ -168,12 +171,14 @@ class _Candidate:
         The names of parts do not show whether they fit together, so these are opened too.
         """
         step, named = self.candidate.step, bool(roles_in(self.candidate.path))
+        counts: dict[str, int] = {}
         why = child.part.recognition.reason
         if step is None or child.part.recognition.by_names:
             self.looked = ScanDepth.HEADERS
             try:
-                said = open_part(self.root.store, child.part).step
-                step = said if step is None else step
+                opened = open_part(self.root.store, child.part)
+                step = opened.step if step is None else step
+                counts = counts_in(opened) if step is None else {}
             except CorruptError as error:
                 return self._found(EntryClass.CORRUPT, error.message, child)
             except UnsafeError as error:
@@ -188,6 +193,7 @@ class _Candidate:
         seen = len(listing.at_hand.files)
         left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
         found = replace(found, sealed=sealed, names=seen, left=left)
+        found = found.now(counts=tuple(counts.items()))
         return judged_by(found.now(step=step, time=time, named=named), self.how)
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:
@@ -273,6 +279,7 @@ class _Candidate:
             from ftckpt.storage.listed import ListedStore
 
             store = ListedStore(store, self.files)
+            tell_names(self.root, self.candidate, store)
         return listing_of_directory(store, self.place.path)
 
     def _recognise(self, listing: Listing) -> Child | None:

@@ -183,6 +183,8 @@ class RootEntry:
         weights: bytes that its weights alone would take; None if nobody asked, or it cannot be
             thinned.
         whole: why it cannot be thinned, in words; "" if nobody asked, or it can.
+        no_state: whether it was opened and holds no state of a training.
+        counts: the other counters of one without a step (`epoch`), as its content names them.
     """
 
     name: str
@@ -209,6 +211,8 @@ class RootEntry:
     thinned: str = ""
     weights: int | None = None
     whole: str = ""
+    no_state: bool = False
+    counts: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_listed(self) -> bool:

@@ -37,15 +37,18 @@ from .links import with_needs
 _WHOLE = (EntryClass.COMMITTED, EntryClass.CORRUPT)
 
 
-def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> list[ScannedEntry]:
-    """Return all entries of one root, with their holds.
+def read_entries(
+    root: Root, how: ScanOptions, *, only: str = "", counter: Counter = NULL
+) -> list[ScannedEntry]:
+    """Return all entries of one root, with their holds; or the one candidate that `only` names.
 
     Raises:
         UnavailableError, DeniedError: something could not be listed.
         UnsafeError: the root's `.ftckpt` is a link.
     """
     evidence = EntryHolds.of(root, how.now)
-    counter.start("reading", len(root.candidates), "entries")
+    wanted = [c for c in root.candidates if only in ("", c.entry.path)]
+    counter.start("reading", len(wanted), "entries")
 
     def one(candidate: Candidate) -> ScannedEntry | None:
         try:
@@ -55,11 +58,13 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
         counter.add(1)
         return None if found is None else evidence.added_to(found)
 
-    listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
+    listed = [f for f in concurrently(root.store, one, wanted) if f is not None]
     # Entries dropped in place (`classify`) belong to the trash.
     dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
     there = with_known_steps(root, [f for f in listed if f.entry.name not in dropped])
     standing = with_verdicts(root, there)
+    if only:
+        return standing
     trash = (
         f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
         for f in _trash(root)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import FtckptError
+from ftckpt.reports import UNSAID
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage.store import join
@@ -44,12 +45,14 @@ class Trashed:
             which a name cannot forge; None where it has no record.
     """
 
-    name: str
+    SAID: ClassVar = {"id": "id", "name": "entry", "step": "step"}
+
+    name: str = field(metadata=UNSAID)
     time: float
-    group: str
+    group: str = field(metadata=UNSAID)
     path: str
     erasing: bool = False
-    written: float | None = None
+    written: float | None = field(default=None, metadata=UNSAID)
 
     @property
     def id(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from shlex import quote
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.dropped import TRASH, Tomb, finished_since, is_record
@@ -314,7 +315,7 @@ class RemoteTrash:
             self._check()
             self._delete(trashed.path)
             raise RefusedError(message, hint="it is not trash any more")
-        raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
+        raise RefusedError(message, hint=f"gc undelete ROOT {quote(trashed.id)} has it back")
 
     def _recognised(self, tombstone: Tombstone, standing: Sequence[Entry]) -> UnopenedPart | None:
         """Return what stands of an entry as its format knows it."""

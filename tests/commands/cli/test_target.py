@@ -9,8 +9,8 @@ import pytest
 import ftckpt as api
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.target import open_checkpoint, open_target
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.opening import STORES, open_target, opened
 
 _METADATA = b"\x80\x02N."
 
@@ -22,11 +22,11 @@ def test_a_part_that_is_a_checkpoint_too_names_the_whole(
     for name in ("optimizer_0", "pytorch_model_fsdp_0"):
         (whole / name).mkdir(parents=True)
         (whole / name / ".metadata").write_bytes(_METADATA)
-    target = open_target(Invocation(), f"{whole}/optimizer_0")
+    target = open_target(f"{whole}/optimizer_0", STORES, Invocation())
     assert target.format == "dcp"
     part = f"{whole}/optimizer_0 is one part of the checkpoint {whole}: this is about it alone\n"
     assert capsys.readouterr().err == part
-    open_target(Invocation(), str(whole))
+    open_target(str(whole), STORES, Invocation())
     assert capsys.readouterr().err == ""
 
 
@@ -36,7 +36,7 @@ def test_a_root_without_steps_in_its_names_lists_what_it_holds(tmp_path: Path) -
     for name in ("first", "second"):
         (tmp_path / name / ".metadata").write_bytes(_METADATA)
     with pytest.raises(UsageError) as caught:
-        open_checkpoint(Invocation(), str(tmp_path), newest=False)
+        opened(str(tmp_path), STORES, Invocation())
     listed = f"name one of its checkpoints: {tmp_path}/first, {tmp_path}/second"
     assert caught.value.hint == listed
 

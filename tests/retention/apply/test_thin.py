@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api.thinning import WeightsAlone
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import ExitCode, NoResourceError, RefusedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest import ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
+from ftckpt.operations.thinning import WeightsAlone
 from ftckpt.own_files import MANIFEST
 from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.thin import thin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ftckpt.commands.cli.render import brief_duration
+from ftckpt.amounts import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.planning import Counted, Failures, Remedy, combine, quantities, rates
 from ftckpt.planning.presets import preset

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ftckpt.amounts import decimal_bytes
-from ftckpt.commands.cli.render import brief_duration, human_count
+from ftckpt.amounts import brief_duration, decimal_bytes, human_count
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 

@@ -1,16 +1,28 @@
-"""From the options about costs to the model of the job."""
+"""From the options about costs to the model of the job, and to weights-only saves between two."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from ftckpt.commands.cli.render import brief_duration, human_count
+from ftckpt.amounts import brief_duration, human_count
 from ftckpt.errors import UsageError
-from ftckpt.planning import Failures, Latent, Model, Plain, Remedy, Silent, Spot, Tiered, quantities
+from ftckpt.planning import (
+    Failures,
+    Latent,
+    Model,
+    Plain,
+    Plan,
+    Remedy,
+    Silent,
+    Spot,
+    Tiered,
+    quantities,
+)
 from ftckpt.planning.models import peers, storage
 from ftckpt.planning.models.inputs import CopyTier, Preemption
-from ftckpt.planning.state_size import bytes_per_parameter
+from ftckpt.planning.models.weights_alone import WeightsOnly, weights_only
+from ftckpt.planning.state_size import bytes_per_parameter, state_parts
 
 from .notes import Notes, positive
 from .options import CostOptions
@@ -118,6 +130,52 @@ def read_model(
     )
     notes.inputs["preemption"] = preemption
     return Spot(**common, preemption=preemption)
+
+
+def read_pause(costs: CostOptions, model: Model) -> float:
+    """Return the seconds that one of them stops the training; 0 where none are made.
+
+    Raises:
+        UsageError: an option cannot be understood, contradicts another, or one is missing.
+    """
+    if not costs.weights_between:
+        for flag, text in (("--weights-save", costs.weights_save), ("--rewarm", costs.rewarm)):
+            if text:
+                raise UsageError(f"{flag} needs --weights-between: how many are there?")
+        return 0.0
+    if isinstance(model, Tiered):
+        raise UsageError("--tier and --weights-between are not planned for together")
+    if costs.weights_save:
+        return quantities.duration(costs.weights_save, "--weights-save")
+    return model.stall * _weights_share(costs)
+
+
+def read_weights(costs: CostOptions, plan: Plan, pause: float) -> WeightsOnly | None:
+    """Return what they are worth at the interval of a plan; None where none are made."""
+    if not costs.weights_between:
+        return None
+    model = plan.question.model
+    return weights_only(
+        plan.interval.chosen_s,
+        model.rollback_mtbf,
+        costs.weights_between,
+        pause,
+        quantities.duration(costs.rewarm, "--rewarm") if costs.rewarm else None,
+        model.outcome,
+        full=model.stall,
+    )
+
+
+def _weights_share(costs: CostOptions) -> float:
+    """Return the weights' share of the bytes of a checkpoint."""
+    recipe = costs.bytes_per_param
+    if recipe.replace(".", "", 1).isdecimal():
+        raise UsageError(
+            "nothing says what a weights-only save costs",
+            hint="--weights-save 8s, or --bytes-per-param bf16-adamw",
+        )
+    parts = state_parts(recipe)
+    return parts[0][1] / sum(size for _, size in parts)
 
 
 def _restart(costs: CostOptions, notes: Notes, nbytes: float | None) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftckpt.amounts import decimal_bytes
-from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.render import brief_duration
+from ftckpt.amounts import brief_duration, decimal_bytes
 from ftckpt.errors import UsageError
+from ftckpt.observer import Observer
 from ftckpt.planning import quantities
 from ftckpt.planning.poisson import dispersion
 from ftckpt.planning.quantities import ObservedFailures
+from ftckpt.storage import StoreOptions
 
 from .notes import Measured, Notes
 from .options import CostOptions, FailureOptions
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from ftckpt.joblogs.runlog import RunLog
 
 
-def measure(invocation: Invocation, root: str, logs: Sequence[str], zone: str = "UTC") -> Notes:
+def measure(
+    root: str,
+    logs: Sequence[str],
+    zone: str,
+    failing: FailureOptions,
+    costs: CostOptions,
+    stores: StoreOptions,
+    on: Observer,
+) -> Notes:
     """Measure what was named; nothing where nothing was.
 
     Raises:
@@ -32,21 +40,21 @@ def measure(invocation: Invocation, root: str, logs: Sequence[str], zone: str = 
     if root and logs:
         raise UsageError("--from and --from-log both say what was measured", hint="give one")
     if root:
-        return _root(invocation, root)
-    return _logs(invocation, logs, zone) if logs else Notes()
+        return _root(root, stores, on)
+    return _logs(logs, zone, failing, costs, on) if logs else Notes()
 
 
-def _root(invocation: Invocation, path: str) -> Notes:
-    from ftckpt.discovery import resolve as opening
+def _root(path: str, stores: StoreOptions, on: Observer) -> Notes:
+    from ftckpt.discovery import resolve
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.health.cadence import measure as measure_root
 
-    place = opening.locate(path, invocation.stores)
+    place = resolve.locate(path, stores)
     if place.which:
         raise UsageError(f"--from wants the root, not one step of it: {path}")
-    root = opening.open_root(place, FORMATS)
-    cadence = measure_root(root, counter=invocation.counter)
-    invocation.report(measured=_cadence_record(cadence))
+    root = resolve.open_root(place, FORMATS)
+    cadence = measure_root(root, counter=on.counter)
+    on.report(measured=_cadence_record(cadence))
     return Notes(_of_cadence(cadence, root.url), list(_said(cadence, root.url)))
 
 
@@ -103,15 +111,16 @@ def _cadence_record(cadence: Cadence) -> dict[str, object]:
     }
 
 
-def _logs(invocation: Invocation, paths: Sequence[str], zone: str) -> Notes:
+def _logs(
+    paths: Sequence[str], zone: str, failing: FailureOptions, costs: CostOptions, on: Observer
+) -> Notes:
     from ftckpt.joblogs import TOGETHER, read_logs, report_of
     from ftckpt.joblogs.reading.times import zone_of
     from ftckpt.joblogs.runlog import run_log_of
 
-    costs = invocation.options(CostOptions)
     detect = quantities.duration(costs.detect, "--detect") if costs.detect else None
     restart = quantities.duration(costs.restart, "--restart") if costs.restart else None
-    read = read_logs(paths, zone=zone_of(zone), counter=invocation.counter)
+    read = read_logs(paths, zone=zone_of(zone), counter=on.counter)
     silent = [log for log in read.logs if log.lines and not log.entries]
     if silent:
         raise UsageError(
@@ -119,14 +128,13 @@ def _logs(invocation: Invocation, paths: Sequence[str], zone: str) -> Notes:
             hint="docs/incidents.md lists the logs and lines that are read",
         )
     nodes = None
-    failing = invocation.options(FailureOptions)
     if failing.gpus:
         gpus = quantities.count(failing.gpus, "--gpus", kilo=1024)
         nodes = -(-gpus // failing.gpus_per_node)
     report = report_of(read.collections, TOGETHER, detect=detect, restart=restart, nodes=nodes)
     name = paths[0] if len(paths) == 1 else f"{len(paths)} logs"
     log = run_log_of(report, name)
-    invocation.report(measured=log)
+    on.report(measured=log)
     lemons = {one.node: (one.incidents, one.expected) for one in report.lemons}
     remarks = list(_log_said(log, name))
     remarks += [f"{one.path} ends too early: {one.cut}" for one in read.logs if one.cut]

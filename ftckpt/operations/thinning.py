@@ -9,9 +9,9 @@ from ftckpt.errors import RefusedError, UnsupportedError, error_of
 from ftckpt.own_files import WEIGHTS
 from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions
-from ftckpt.workers import Work
+from ftckpt.workers import Work, limits
 
-from .opening import STORES, job_count, opened
+from .opening import STORES, opened
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -158,7 +158,7 @@ class WeightsAlone:
         name = source if source in _SAME else _ELSE
         laid_out = prepare(
             checkpoint, content, name, LayoutRequest(), found.root.store.describe(path),
-            jobs=job_count(self._work.threads), stores=self._stores,
+            jobs=self._work.threads or limits.jobs(), stores=self._stores,
         )  # fmt: skip
         return checkpoint, laid_out
 
