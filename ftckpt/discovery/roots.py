@@ -200,15 +200,19 @@ class Root:
         """
         return self.known.answer(_IS, candidate.path, lambda: self._recognised(candidate))
 
-    def tell(self, candidate: Candidate, part: UnopenedPart | None) -> None:
-        """Note what a candidate is by itself, which somebody has listed."""
-        self.known.told(_ALONE, candidate.path, part)
+    def tell(self, candidate: Candidate, alone: UnopenedPart | None, child: Child | None) -> None:
+        """Note what a candidate is that somebody has listed: by itself, and in its root.
+
+        `child` is None where only the first is known.
+        """
+        self.known.told(_ALONE, candidate.path, alone)
+        if child is not None:
+            self.known.told(_IS, candidate.path, child)
 
     def _recognised(self, candidate: Candidate) -> Child | None:
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
-        part = self.known.answer(_ALONE, candidate.path, lambda: self.ask(candidate.entry))
-        part = part or self.as_sibling(candidate)
+        part = self._alone(candidate) or self.as_sibling(candidate)
         return None if part is None else Child(candidate, part)
 
     def as_sibling(
@@ -273,9 +277,13 @@ class Root:
     ) -> Iterator[UnopenedPart]:
         others = (c for c in siblings if c.path != candidate.path)
         for other in islice(others, _SIBLINGS):
-            part = self.known.answer(_ALONE, other.path, partial(self.ask, other.entry))
+            part = self._alone(other)
             if part is not None and part.recognition.by_names:
                 yield part
+
+    def _alone(self, candidate: Candidate) -> UnopenedPart | None:
+        """Return what a candidate is by itself."""
+        return self.known.answer(_ALONE, candidate.path, partial(self.ask, candidate.entry))
 
     def _of_shapes(self) -> Mapping[str, list[Candidate]]:
         """Return the directories that may be checkpoints, by their names without numbers."""

@@ -200,8 +200,9 @@ def survey_one(root: Root, how: ScanOptions, name: str, *, counter: Counter = NU
     found = read_entries(root, how, only=name, counter=counter)
     every = [_listed(root, each) for each in found if each.entry.step is not None]
     listed = [one for one in every if one is not None]
-    held = tuple(each for _, each in listed if each.entry.is_listed)
-    return Survey(root.url, held, None, (), None, Run(root, [each for each, _ in listed]))
+    run = Run(root, [each for each, _ in listed])
+    held = tuple(each for each in _with_parts(run, listed, how.now) if each.entry.is_listed)
+    return Survey(root.url, held, None, (), None, run)
 
 
 def with_order(found: Survey) -> Survey:

@@ -125,8 +125,7 @@ class _Candidate:
             return self._unfinished(f"its {by} says that it is not finished", None, marked=marked)
         whole = self.root.whole(self.candidate)
         listing = self._listing()
-        child = self._recognise(listing)
-        self.root.tell(self.candidate, child and child.part)  # for those beside it
+        child = self._recognise(listing, whole)
         if child is None:
             if self._is_transfer_alone(listing):
                 return self._unfinished(_TRANSFER, None)
@@ -282,11 +281,14 @@ class _Candidate:
             tell_names(self.root, self.candidate, store)
         return listing_of_directory(store, self.place.path)
 
-    def _recognise(self, listing: Listing) -> Child | None:
+    def _recognise(self, listing: Listing, whole: Candidate | None) -> Child | None:
+        """Return what it is, and tell the root, which is asked for those beside it."""
         known = recognise(self.how.formats, listing)
-        part = UnopenedPart(self.place, *known) if known is not None else None
-        part = part or self.root.as_sibling(self.candidate, listing)
-        return None if part is None else Child(self.candidate, part)
+        alone = UnopenedPart(self.place, *known) if known is not None else None
+        part = alone or self.root.as_sibling(self.candidate, listing)
+        child = None if part is None else Child(self.candidate, part)
+        self.root.tell(self.candidate, alone, child if whole is None else None)
+        return child
 
 
 def _in_transfer(listing: Listing) -> bool:
