@@ -27,6 +27,11 @@ class Observer:
         """Counts the work."""
         return self._counter
 
+    @property
+    def output(self) -> int | None:
+        """Where a program prints that the operation starts; None for the stdout of this one."""
+        return None
+
     def begin(self, url: str) -> None:
         """The next checkpoint of a root is `url`."""
 

@@ -203,6 +203,20 @@ restart ZERO --world 4 --reader
 restart ZERO --world 4 --scratch made
 restart ZERO --world 4 --scratch made --dp 3
 restart ZERO --world 4 --scratch made --rules nowhere.toml
+guard ROOT -- true
+guard ROOT --max-restarts 0 --timeout 1s --no-lock -- sh -c false
+guard ROOT --step-at-most 0 --timeout 0s -- true
+guard ZERO --reshard-to-world 4 --reader --batch 8 --lr 1 -- true
+guard ZERO --reshard-to-world 4 --timeout 0s -- true
+guard BAD -- true
+guard tier -- true
+guard nowhere -- true
+guard ROOT --save-signal NOPE -- true
+guard ROOT --notices mars -- true
+guard ROOT --alert-url here -- true
+guard ROOT --limit-rate 5 -- true
+guard ROOT --every 15 -- true
+guard ROOT --prometheus m.json -- true
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -370,6 +384,7 @@ CONFIG = """
 # What may differ from one run to the next.
 TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
 TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now", "fingerprint"}
+TIMED |= {"guard", "identity", "since", "token"}  # of a process, and of files as they are
 
 
 # What `restart` makes is named after the very files that it was made of; gc names by the time.
@@ -436,7 +451,8 @@ def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
             for group, kind in groups(operation).items():
                 names = {one.name for one in fields(kind)} & ctx.params.keys()
                 given[group] = kind(**{name: ctx.params[name] for name in names})
-        report = call(getattr(ftckpt, name.replace(" ", "_")), given | {"on": heard})
+        python = operation if name == "guard" else getattr(ftckpt, name.replace(" ", "_"))
+        report = call(python, given | {"on": heard})
     except FtckptError as error:
         message, code = error.message, error.exit_code
     else:

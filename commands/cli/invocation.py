@@ -99,6 +99,11 @@ class Invocation(Observer):
     _alike: dict[tuple[str, str], int] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
+    @property
+    def output(self) -> int | None:
+        """Under `--json` stdout holds one document, and nothing that another program prints."""
+        return sys.stderr.fileno() if self.json else None
+
     def start(self, *, watched: bool = True) -> None:
         """Note that the verb itself runs from now on; `watched`: signals are to end it in time."""
         self.started = True

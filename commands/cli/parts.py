@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.operations.many import Machines, PartReport
-from ftckpt.reports import document
 
 from .invocation import Result
 from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from .invocation import Invocation
-
-
-def shown(invocation: Invocation, answer: Any) -> Result:
-    """Show what a part did; return anything else as it is."""
-    if not isinstance(answer, PartReport):
-        assert isinstance(answer, Result)
-        return answer
-    invocation.report(**document(answer))
-    return show_part(invocation, answer, invocation.options(Machines))
 
 
 def show_part(invocation: Invocation, report: PartReport, division: Machines) -> Result:

@@ -194,7 +194,7 @@ _IN_A_ROOT: dict[str, Callable[[str, Looking], Iterable[str]]] = {
 
 def _tensors(path: str, looking: Looking) -> Iterable[str]:
     """Return names of tensors, of other state where it has a name of its own, then the keys."""
-    from ftckpt.api.opening import open_checkpoint
+    from ftckpt.operations.opening import open_checkpoint
 
     checkpoint = open_checkpoint(path, looking.stores)
     yield from sorted(one.name for one in checkpoint.tensors.values())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
+from ftckpt.operations.opening import STORES
 from ftckpt.operations.tables import read_rules
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -23,7 +24,6 @@ from .loading import (
     threads_alone,
     verify_used,
 )
-from .opening import STORES
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType

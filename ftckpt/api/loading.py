@@ -22,13 +22,12 @@ from ftckpt.errors import (
     error_of,
 )
 from ftckpt.extents import BLOCK
+from ftckpt.operations.opening import STORES, opened
 from ftckpt.operations.tables import read_renames, read_rules, read_text
 from ftckpt.operations.transferring import PartFlags, narrowed
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.computed import ComputedSource
 from ftckpt.workers import ALONE, Work
-
-from .opening import STORES, opened
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding

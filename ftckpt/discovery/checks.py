@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
@@ -15,6 +16,20 @@ from ftckpt.workers import ALONE, Work
 
 from .ledger import LEVELS, CheckedPlace, KeptVerdict, Ledger, Remembered, depth, is_answer
 from .roots import Root
+
+
+class Verify(Protocol):
+    """Verifies a checkpoint, as `ftckpt.verification.verify` does."""
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        options: VerifyOptions,
+        *,
+        work: Work,
+        emit: Callable[[Finding], None],
+    ) -> VerifyReport:
+        """Return the verdict."""
 
 
 @dataclass
@@ -30,6 +45,7 @@ class Checks:
         reuse: seconds for which a remembered verdict stands for a check; None: only a bad one does.
         ledger: directory or URL of the ledger; "" for that of the root.
         note: called with verdicts that stand for a check, and why one could not be remembered.
+        reads: verifies what is to be read.
         taken: the verdicts that stood for a check, by the checkpoint's URL.
     """
 
@@ -39,6 +55,7 @@ class Checks:
     ledger: str = ""
     work: Work = ALONE
     note: Callable[[str], None] = lambda _: None
+    reads: Verify = verify
     taken: dict[str, Remembered] = field(default_factory=dict)
 
     def __call__(self, checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
@@ -76,7 +93,8 @@ class Checks:
                 self.taken[checkpoint.source.url] = good
             return report.code, report.message
         note = self.note if self.reuse is not None else _quiet
-        report = Keeper(ledger, self.options, note).check(checkpoint, part, self.work)
+        keeper = Keeper(ledger, self.options, note, self.reads)
+        report = keeper.check(checkpoint, part, self.work)
         return report.code, report.message
 
     def _as_somebody_says(
@@ -106,11 +124,13 @@ class Keeper:
 
     Attributes:
         note: called with the reason where one could not be kept.
+        reads: verifies.
     """
 
     ledger: Ledger
     options: VerifyOptions
     note: Callable[[str], None] = lambda _: None
+    reads: Verify = verify
 
     def check(
         self,
@@ -125,7 +145,7 @@ class Keeper:
             FtckptError: it could not be checked.
         """
         before = self.begin(part)
-        report = verify(checkpoint, self.options, work=work, emit=emit)
+        report = self.reads(checkpoint, self.options, work=work, emit=emit)
         self.end(part, before, report)
         return report
 

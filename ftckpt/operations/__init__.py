@@ -14,6 +14,7 @@ MODULES = {
     "comparing": ("diff",),
     "estimating": ("plan_compress", "plan_elastic", "plan_risk"),
     "learning": ("incidents",),
+    "guarding": ("guard",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack, cast
 
 from ftckpt import amounts
 from ftckpt.errors import (
@@ -39,10 +39,17 @@ from .tables import RulesFile, read_rules
 from .transferring import LayoutFlags, carry_out, layout_flags, layout_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.discovery.select import Selection
+    from ftckpt.findings import Finding
+    from ftckpt.transfer.content import Content
     from ftckpt.transfer.run import TransferReport
-    from ftckpt.verification import VerifyReport
+    from ftckpt.verification import VerifyOptions, VerifyReport
+    from ftckpt.verification.seen import SeenBytes
+
+    SourceVerifier = Callable[[Checkpoint, Content, Work, SeenBytes | None], VerifyReport] | None
 
 
 class RestartFlags(ChoiceFlags, LayoutFlags, total=False):
@@ -171,43 +178,126 @@ def restart(
     on.report(world_size=world, skipped=[], pointers=[], findings=[])
     choice = cast(ChoiceFlags, flags)
     condition = condition_of(choice, on)
+    job = Job(world, layout_flags(flags), scratch, rules, reader, jobs, limit_rate, stores)
     checks = checks_of(level, choice, stores, on)
+    making = _Making(job, on)
+    if level is CheckLevel.CONTENT:
+        checks.reads = making
     found = select(read_root(root, stores), checks, selection_rules(choice, condition), on.warn)
     on.report(**document(found) | {"path": None, "source": found.path})
     taken = remembered(checks, found)
     if taken is not None:
         on.report(remembered=taken)
     warn_of(found, on)
-    made = None
-    if found.path is not None:
-        made = loadable(
-            found.path, world, layout_flags(flags), scratch=scratch, rules=rules, reader=reader,
-            jobs=jobs, limit_rate=limit_rate, stores=stores, on=on,
-        )  # fmt: skip
-        if made.made is not None:
-            on.report(**document(made.made))
+    made = None if found.path is None else making.loadable(found.path)
     return RestartReport(
         target=root, path=made and made.path, step=found.step, format=found.format,
         grid=made.grid if made else {}, selection=found, made=made and made.made,
     )  # fmt: skip
 
 
-def loadable(
-    path: str,
-    world: int,
-    layout: LayoutFlags,
-    *,
-    scratch: str,
-    rules: str = "",
-    reader: bool = False,
-    jobs: int = 0,
-    limit_rate: amounts.Rate = "",
-    stores: StoreOptions = STORES,
-    on: Observer = SILENT,
-) -> Loadable:
-    """Return what a job of `world` ranks loads of a checkpoint, after it was made where needed.
+class Job(NamedTuple):
+    """A job that is to load a checkpoint; see `restart`.
 
-    The arguments are those of `restart`.
+    Attributes:
+        world: its ranks.
+        layout: what else is asked of the layout.
+        scratch: where a checkpoint is resharded to; "" for nowhere.
+        rules: a table of how tensors are divided over ranks; "" for none.
+        reader: whether it loads with `ftckpt.torch.Reader`.
+        jobs: threads of the resharding; 0 for one a processor.
+        limit_rate: of the resharding.
+        stores: how to reach object stores.
+    """
+
+    world: int
+    layout: LayoutFlags
+    scratch: str
+    rules: str = ""
+    reader: bool = False
+    jobs: int = 0
+    limit_rate: amounts.Rate = ""
+    stores: StoreOptions = STORES
+
+
+class _Later(Observer):
+    """Keeps what is reported of a checkpoint that may not be the chosen one."""
+
+    def __init__(self, on: Observer) -> None:
+        super().__init__(on.counter)
+        self.note, self.warn = on.note, on.warn  # type: ignore[method-assign]
+        self.fields: dict[str, Any] = {}
+
+    def report(self, **fields: Any) -> None:
+        self.fields |= fields
+
+
+@dataclass
+class _Making:
+    """Verifies what must be resharded while it is resharded, so that its bytes are read once.
+
+    Where that does not end well, it is verified by itself: so the choice falls as it does without.
+    """
+
+    job: Job
+    on: Observer
+    made: dict[str, tuple[Loadable | FtckptError, _Later]] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        options: VerifyOptions,
+        *,
+        work: Work,
+        emit: Callable[[Finding], None],
+    ) -> VerifyReport:
+        from ftckpt.operations.writing import verified
+        from ftckpt.verification import Level, verify
+
+        last: list[VerifyReport] = []
+
+        def checked(
+            source: Checkpoint, content: Content, how: Work, seen: SeenBytes | None
+        ) -> VerifyReport:
+            found = verified(source, content, how, seen, options)
+            if seen is None or seen.ended:
+                last[:] = [found]
+            return found
+
+        url, told = checkpoint.source.url, _Later(self.on)
+        alone = not self.job.scratch or self.job.rules or options.level is not Level.CONTENT
+        if alone or not _reason(checkpoint, self.job) or self.job.reader:
+            return verify(checkpoint, options, work=work, emit=emit)
+        ended: Loadable | FtckptError
+        try:
+            ended = _loadable(url, self.job, told, checked)
+        except FtckptError as error:
+            ended = error
+        if isinstance(ended, Loadable) and last:
+            found = last[0]
+        else:
+            found = verify(checkpoint, options, work=work, emit=emit)
+        if found.code is ExitCode.OK:
+            self.made[url] = ended, told
+        return found
+
+    def loadable(self, path: str) -> Loadable:
+        """Return what the job loads of the chosen checkpoint.
+
+        Raises:
+            FtckptError: see `loadable`.
+        """
+        if path not in self.made:
+            return loadable(path, self.job, self.on)
+        ended, told = self.made[path]
+        self.on.report(**told.fields)
+        if isinstance(ended, FtckptError):
+            raise _kept_from_a_first_start(path, ended)
+        return ended
+
+
+def loadable(path: str, job: Job, on: Observer) -> Loadable:
+    """Return what a job loads of a checkpoint, after it was made where needed.
 
     Raises:
         UsageError: the grid does not make up the world, or `scratch` is not given.
@@ -215,53 +305,65 @@ def loadable(
         FtckptError: the resharding failed (see `reshard`).
     """
     try:
-        return _loadable(path, world, layout, scratch, rules, reader, jobs, limit_rate, stores, on)
-    except NotFoundError as error:  # 9 would start the run from scratch
-        raise RefusedError(f"{path} went while it was read: {error.message}") from error
+        return _loadable(path, job, on)
+    except NotFoundError as error:
+        raise _kept_from_a_first_start(path, error) from error
 
 
-def _loadable(
-    path: str,
-    world: int,
-    layout: LayoutFlags,
-    scratch: str,
-    rules: str,
-    reader: bool,
-    jobs: int,
-    limit_rate: amounts.Rate,
-    stores: StoreOptions,
-    on: Observer,
-) -> Loadable:
-    from ftckpt.discovery.conditions import grid_of, not_at_grid
+def _kept_from_a_first_start(path: str, error: FtckptError) -> FtckptError:
+    """Return an error, with another code than 9, which would start the run from scratch."""
+    if not isinstance(error, NotFoundError):
+        return error
+    return RefusedError(f"{path} went while it was read: {error.message}")
+
+
+def _sizes(job: Job) -> dict[str, int]:
+    given = {name: cast("int | None", job.layout.get(name)) for name in ("tp", "pp", "dp")}
+    return {name: size for name, size in given.items() if size is not None}
+
+
+def _reason(checkpoint: Checkpoint, job: Job) -> str:
+    """Return why a checkpoint does not load with the job's ranks; "" if it does."""
+    from ftckpt.discovery.conditions import not_at_grid
+
+    return not_at_grid(checkpoint, job.world, _sizes(job))
+
+
+def _loadable(path: str, job: Job, on: Observer, verify: SourceVerifier = None) -> Loadable:
+    from ftckpt.discovery.conditions import grid_of
     from ftckpt.transfer.content import Content
 
-    given = {"tp": layout.get("tp"), "pp": layout.get("pp"), "dp": layout.get("dp")}
-    sizes = {name: size for name, size in given.items() if size is not None}
-    table = read_rules(rules)
+    table, layout, stores = read_rules(job.rules), job.layout, job.stores
     checkpoint = opened(path, stores, on, rules=table)
-    reason = not_at_grid(checkpoint, world, sizes)
+    reason = _reason(checkpoint, job)
     if not reason:
         return Loadable(path)
-    if reader:
+    if job.reader:
         on.note(f"{path} {reason}; the job's Reader loads it as it is, and nothing is resharded")
         return Loadable(path)
-    grid = {} if layout.get("like") else grid_of(checkpoint.topology, world, sizes)
+    grid = {} if layout.get("like") else grid_of(checkpoint.topology, job.world, _sizes(job))
     shown = " ".join(f"--{name} {size}" for name, size in grid.items())
-    if not scratch:
+    if not job.scratch:
         raise UsageError(f"{path} {reason}", hint=f"--scratch DIR: it is resharded there ({shown})")
-    place = scratch_place(checkpoint, world, grid, layout, scratch, stores)
+    place = scratch_place(checkpoint, job.world, grid, layout, job.scratch, stores)
     on.report(grid=grid)
     on.note(f"{path} {reason}: resharding to {place} ({shown})")
     earlier = made_before(place, stores, on)
     if earlier is not None:
         on.note(f"an earlier run has made {place}: {earlier.message}")
         return Loadable(place, grid)
-    layout |= cast(LayoutFlags, {n: grid[n] for n in ("tp", "pp", "dp") if n in grid})
-    request = layout_request(layout, table, stores, on=on)
-    made = carry_out(
-        Session("restart", ALONE, stores, on), checkpoint, Content.of(checkpoint),
-        checkpoint.source_format, request, place, {"jobs": jobs, "limit_rate": limit_rate},
-    )  # fmt: skip
+    asked = layout | cast(LayoutFlags, {n: grid[n] for n in ("tp", "pp", "dp") if n in grid})
+    request = layout_request(asked, table, stores, on=on)
+    try:
+        made = carry_out(
+            Session("restart", ALONE, stores, on), checkpoint, Content.of(checkpoint),
+            checkpoint.source_format, request, place,
+            {"jobs": job.jobs, "limit_rate": job.limit_rate}, verify=verify,
+        )  # fmt: skip
+    except FtckptError:
+        _remove_if_empty(place, stores)
+        raise
+    on.report(**document(made))
     return Loadable(place, grid, made)
 
 
@@ -313,6 +415,16 @@ def scratch_place(
         except OSError as error:
             raise translate(error, local, "make", place) from error
     return f"{place}/{source.name}"
+
+
+def _remove_if_empty(place: str, stores: StoreOptions) -> None:
+    """Remove the local folder around a place where nothing was made."""
+    from ftckpt.storage import open_store
+
+    local = open_store(place, stores).local_path()
+    if local is not None:
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(local.rstrip("/")))
 
 
 def _plain(value: object) -> object:

@@ -578,6 +578,7 @@ def carry_out(
     *,
     used: Collection[str] = (),
     measures: Sequence[Measures] = (),
+    verify: Callable[[Checkpoint, Content, Work, SeenBytes | None], VerifyReport] | None = None,
 ) -> TransferReport:
     """Lay out, then either plan, or write, prove and show the result.
 
@@ -595,6 +596,7 @@ def carry_out(
         used: options that the operation itself uses; others that the writer does not use are
             refused.
         measures: what is measured of values that are computed.
+        verify: verifies the source (see `writing.verified`, which does by default).
     """
     from ftckpt.operations.writing import prepare, verified
     from ftckpt.transfer.request.dry_run import box_copies
@@ -627,7 +629,7 @@ def carry_out(
     )
 
     def check(how: Work, seen: SeenBytes | None = None) -> VerifyReport:
-        return verified(checkpoint, content, how, seen)
+        return (verify or verified)(checkpoint, content, how, seen)
 
     def checked(seen: SeenBytes | None = None) -> VerifyReport:
         found = check(work, seen)

@@ -173,7 +173,11 @@ class LaidOut:
 
 
 def verified(
-    checkpoint: Checkpoint, content: Content, work: Work, seen: SeenBytes | None = None
+    checkpoint: Checkpoint,
+    content: Content,
+    work: Work,
+    seen: SeenBytes | None = None,
+    options: VerifyOptions | None = None,
 ) -> VerifyReport:
     """Verify a source, and what its tensors are computed from beside it.
 
@@ -182,6 +186,7 @@ def verified(
         content: what is written of it.
         work: how.
         seen: what the transfer reads of it, which is not read again.
+        options: how deep; by default as far as evidence goes, and what is carried.
 
     Returns:
         The report of the source; that of the first other one that does not pass, if it does. A
@@ -189,7 +194,7 @@ def verified(
     """
     from ftckpt.verification import verify
 
-    options = replace(checking(content), seen=seen)
+    options = replace(options or checking(content), seen=seen)
     found = verify(checkpoint.as_stored, options, work=work)
     if seen is not None and not seen.ended:
         return found

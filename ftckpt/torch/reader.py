@@ -54,7 +54,6 @@ from ftckpt.api.loading import (
     verify_used,
     what_is,
 )
-from ftckpt.api.opening import STORES
 from ftckpt.errors import (
     FtckptError,
     NotFoundError,
@@ -69,6 +68,7 @@ from ftckpt.loading.fill import fill
 from ftckpt.loading.shares import RankShare, divide
 from ftckpt.loading.targets import Wanted
 from ftckpt.loading.tensors import StagingBuffers, TensorTarget
+from ftckpt.operations.opening import STORES
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers import Work, limits

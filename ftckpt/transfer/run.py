@@ -18,6 +18,7 @@ from ftckpt.errors import (
     FtckptError,
     NoResourceError,
     UnsupportedError,
+    UnverifiedError,
     error_of,
 )
 from ftckpt.extents import Extent
@@ -511,7 +512,7 @@ def forgetting_failures(staging: Staging) -> Iterator[None]:
     """Remove what was built where proof or source fails: no run can go on from it."""
     try:
         yield
-    except CorruptError:
+    except (CorruptError, UnverifiedError):
         staging.forget()
         raise
 

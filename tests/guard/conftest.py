@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api.opening import open_checkpoint
 from ftckpt.discovery import root_marker
 from ftckpt.guard import watch
 from ftckpt.manifest.seal import seal
+from ftckpt.operations.opening import open_checkpoint
 from ftckpt.storage import StoreOptions
 from tests.guard.light_job import Job, verify_here
 

@@ -10,18 +10,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftckpt.api.guarding import GuardChoice, guard
-from ftckpt.api.opening import open_checkpoint
 from ftckpt.errors import ExitCode
 from ftckpt.guard import watch
 from ftckpt.guard.decisions import Limits
 from ftckpt.guard.journal import GuardJournal
 from ftckpt.guard.terms import Ended, GuardSettings
+from ftckpt.observer import Observer
+from ftckpt.operations.guarded import GuardChoice, guarded
+from ftckpt.operations.opening import open_checkpoint
 from ftckpt.verification import Level, VerifyOptions, verify
 
 TRAINER = Path(__file__).with_name("trainer.py")
 SCHEMA = TRAINER.parents[2] / "docs" / "schemas" / "guard.schema.json"
 QUICK = GuardSettings(limits=Limits(3, 0.0, 0.0), grace=1.0, patience=0.0, every=0.05, settled=0.1)
+
+
+class Listener(Observer):
+    """Keeps what a guard said and warned."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
 
 
 @dataclass
@@ -69,9 +84,9 @@ class Job:
             os.environ["FAULTS"] = json.dumps({str(n): f for n, f in (faults or {}).items()})
         place = GuardChoice(str(self.root), **({"timeout": 0.0} | (choice or {})))
         try:
-            return guard(
+            return guarded(
                 words or self.words(last), place, settings, wait_lock=wait_lock,
-                say=self.said.append, warn=self.said.append, told=self.journals.append, **flags,
+                on=Listener(self.said), told=self.journals.append, **flags,
             )  # fmt: skip
         finally:
             for one in self.journals[-1:]:

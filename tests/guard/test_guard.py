@@ -123,10 +123,10 @@ def test_a_save_without_a_seal_stops_it_unless_it_may_be_passed_over(job: Job) -
 def test_a_save_in_flight_is_waited_for_and_one_that_nobody_writes_is_not(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftckpt.api import guarding
+    from ftckpt.operations import guarded
     from tests.builders.checkpoints import save_dcp
 
-    monkeypatch.setattr(guarding, "QUIET", 0.6)
+    monkeypatch.setattr(guarded, "QUIET", 0.6)
     words = ["sh", "-c", f'basename "$FTCKPT_RESUME" >> "{job.log}"']
     job.have(1)
     step = save_dcp(job.root / "step-2", step=2)
@@ -190,9 +190,9 @@ def test_a_place_that_may_not_be_the_root_is_never_a_fresh_start(job: Job) -> No
 def test_a_store_that_does_not_answer_is_never_a_fresh_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftckpt.api import guarding
+    from ftckpt.operations import guarded
 
-    real: Any = vars(guarding)["read_root"]
+    real: Any = vars(guarded)["read_root"]
     calls = [0]
 
     def read(*args: Any, **kwargs: Any) -> Any:
@@ -201,7 +201,7 @@ def test_a_store_that_does_not_answer_is_never_a_fresh_start(
             raise UnavailableError("the store is away")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(guarding, "read_root", read)
+    monkeypatch.setattr(guarded, "read_root", read)
     job.have(1)
     ended = job.run()
     assert (ended.code, ended.own) == (10, ExitCode.UNAVAILABLE)
@@ -216,7 +216,7 @@ def test_a_store_that_does_not_answer_is_never_a_fresh_start(
             raise UnavailableError("the store is away")
         return later(*args, **kwargs)
 
-    monkeypatch.setattr(guarding, "read_root", read_later)
+    monkeypatch.setattr(guarded, "read_root", read_later)
     assert job.run(2, quick(patience=30.0)).code == 0
     assert job.starts() == [1]
 
@@ -327,8 +327,8 @@ def test_new_saves_are_verified_and_the_last_good_one_is_pinned(job: Job) -> Non
     assert ended.code == 5
     told = {Path(one["path"]).name: one["name"] for one in job.logged("verified")}
     assert told["step-1"] == told["step-2"] == "OK"
-    from ftckpt.api.opening import STORES
     from ftckpt.operations.choosing import read_root
+    from ftckpt.operations.opening import STORES
 
     held = pins.pins(read_root(str(job.root), STORES))
     assert [(one.entry, one.owner) for one in held] == [("step-2", "ftckpt-guard")]
@@ -481,13 +481,13 @@ def test_a_signal_that_announces(job: Job) -> None:
 def test_a_signal_while_it_chooses_ends_it_at_once(
     job: Job, monkeypatch: pytest.MonkeyPatch, notices: list[int], code: int
 ) -> None:
-    from ftckpt.api import guarding
+    from ftckpt.operations import guarded
 
     def slow(*args: Any, **kwargs: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(120)
 
-    monkeypatch.setattr(guarding, "select", slow)
+    monkeypatch.setattr(guarded, "select", slow)
     began = time.monotonic()
     if notices:
         assert job.run(settings=quick(notice_signals=notices)).code == code
@@ -501,9 +501,9 @@ def test_a_signal_while_it_chooses_ends_it_at_once(
 
 
 def test_a_second_guard_is_refused(job: Job) -> None:
-    from ftckpt.api.opening import STORES
     from ftckpt.guard.lock import held
     from ftckpt.operations.choosing import read_root
+    from ftckpt.operations.opening import STORES
 
     root = read_root(str(job.root), STORES)
     with held(root, "somebody@elsewhere", wait=0.0, say=print):
@@ -650,7 +650,7 @@ def test_the_last_look_at_a_store_that_is_away_has_an_end(
             raise UnavailableError("the store does not answer")
         return read(path, *given, **more)
 
-    monkeypatch.setattr("ftckpt.api.guarding.read_root", reads)
+    monkeypatch.setattr("ftckpt.operations.guarded.read_root", reads)
     began = time.monotonic()
     told = job.log.with_name("alerts")
     ended = job.run(words=words, settings=alerts_to(told, patience=0.3, every=30.0))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt.api.opening import STORES
 from ftckpt.guard.decisions import CommandEnd, attempts
 from ftckpt.guard.journal import GuardJournal, last_decision, sentence
 from ftckpt.operations.choosing import read_root
+from ftckpt.operations.opening import STORES
 from tests.guard.light_job import Job
 from tests.json_run import ftckpt_json
 from tests.killing import kill_points

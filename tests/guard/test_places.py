@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from ftckpt.api.guarding import GuardChoice, guard
-from ftckpt.api.opening import STORES
 from ftckpt.discovery import root_marker
 from ftckpt.errors import ExitCode, NoResourceError, RefusedError, UnavailableError
 from ftckpt.guard import lock as guard_lock
@@ -25,11 +23,13 @@ from ftckpt.guard.journal import GuardJournal
 from ftckpt.guard.lock import held
 from ftckpt.guard.terms import GuardSettings
 from ftckpt.operations.choosing import read_root
+from ftckpt.operations.guarded import GuardChoice, guarded
+from ftckpt.operations.opening import STORES
 from ftckpt.retention.locks import local
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
 from tests.builders.real_sets import real_set
-from tests.guard.light_job import QUICK, Job, quick
+from tests.guard.light_job import QUICK, Job, Listener, quick
 from tests.guard.test_processes import until
 
 
@@ -38,9 +38,9 @@ def run(
 ) -> tuple[Any, list[str], GuardJournal]:
     said: list[str] = []
     journals: list[GuardJournal] = []
-    ended = guard(
+    ended = guarded(
         words, GuardChoice(root, timeout=0.0, **choice), settings, wait_lock=0.0,
-        say=said.append, warn=said.append, told=journals.append,
+        on=Listener(said), told=journals.append,
     )  # fmt: skip
     return ended, said, journals[0]
 
@@ -75,7 +75,7 @@ def test_a_lease_that_another_guard_took_ends_the_command(
 ) -> None:
     from contextlib import contextmanager
 
-    from ftckpt.api import guarding
+    from ftckpt.operations import guarded
 
     began = time.monotonic()
 
@@ -87,7 +87,7 @@ def test_a_lease_that_another_guard_took_ends_the_command(
     def lost(*args: Any, **kwargs: Any) -> Any:
         yield guard_lock.Hold((), check)
 
-    monkeypatch.setattr(guarding, "held", lost)
+    monkeypatch.setattr(guarded, "held", lost)
     with pytest.raises(RefusedError):
         job.run(3, faults={1: {"hang": 1, "ignore": ["SIGTERM"]}})
     pid = job.events("start")[0]["pid"]

@@ -12,7 +12,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from ftckpt.api.opening import STORES
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
@@ -22,6 +21,7 @@ from ftckpt.guard.hang import HangWatch
 from ftckpt.guard.terms import GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
 from ftckpt.operations.choosing import read_root
+from ftckpt.operations.opening import STORES
 from ftckpt.own_files import MANIFEST, WEIGHTS
 from ftckpt.storage import open_store
 from tests.builders.checkpoints import save_dcp

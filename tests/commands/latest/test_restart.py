@@ -138,7 +138,76 @@ def _started(root: Path, scratch: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.fixture
+def three_ranks(tmp_path: Path) -> Path:
+    """A root of ZeRO 2 on three ranks: a save, and a copy under a name that is not its step."""
+    data = Path(__file__).parents[2] / "data" / "deepspeed" / "z2"
+    for step in (2, 3):
+        shutil.copytree(data / "global_step2", tmp_path / "run" / f"global_step{step}")
+    return tmp_path / "run"
+
+
+def _damage(step: Path) -> None:
+    file = next(step.glob("*optim_states.pt"))
+    flip(file, file.stat().st_size // 2)
+
+
+def test_the_check_of_the_choice_is_made_of_what_the_resharding_reads(
+    three_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftckpt.verification import records
+
+    checked: list[tuple[str, bool]] = []
+    real = records.check_records
+
+    def check(checkpoint: Any, **given: Any) -> Any:
+        checked.append((Path(checkpoint.source.url).name, given["seen"] is not None))
+        return real(checkpoint, **given)
+
+    monkeypatch.setattr(records, "check_records", check)
+    found = api.restart(str(three_ranks), 4, scratch=str(tmp_path / "scratch"), jobs=1)
+    assert found.made is not None
+    assert checked == [("global_step2", True)]
+    # The verdict is kept as that of any check is.
+    kept = api.latest(str(three_ranks), verify="content", reuse="1h")
+    assert [one["level"] for one in kept.remembered or ()] == ["content"]
+    # A level that needs the numbers, and a job that takes it as it is, read it for themselves.
+    checked.clear()
+    api.restart(str(three_ranks), 4, reader=True)
+    assert checked == [("global_step2", False)]
+
+
+def test_damage_that_the_resharding_reads_is_walked_over_and_nothing_of_it_shows(
+    three_ranks: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    _damage(three_ranks / "global_step2")
+    found = api.restart(str(three_ranks), 4, scratch=str(scratch), jobs=1)
+    assert found.path is not None
+    assert found.path.endswith("/global_step3")
+    assert [(one.code.name, Path(one.path).name) for one in found.selection.skipped] == [
+        ("CORRUPT", "global_step2")
+    ]
+    assert [p.name for p in scratch.iterdir()] == [Path(found.path).parent.name]
+    _damage(three_ranks / "global_step3")
+    other = tmp_path / "other"
+    lost = api.restart(str(three_ranks), 4, scratch=str(other), jobs=1)
+    assert (lost.path, lost.code.name) == (None, "CORRUPT")
+    assert list(other.iterdir()) == []
+
+
+def test_a_resharding_that_fails_is_no_verdict_on_the_checkpoint(
+    three_ranks: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").write_text("")
+    found = restart(three_ranks, "--world", "4", "--scratch", str(tmp_path / "scratch"))
+    assert found["path"] is None
+    assert found["result"]["code"] not in (0, 4, 9)
+    assert (found["source"], found["skipped"]) == (f"{three_ranks}/global_step2", [])
+
+
 def test_two_at_once_and_a_killed_one(deepspeed: Path, tmp_path: Path) -> None:
+    shutil.rmtree(deepspeed / "global_step3")
     scratch = tmp_path / "scratch"
     flags = ("--world", "4", "--scratch", str(scratch))
     first = _started(deepspeed, scratch)

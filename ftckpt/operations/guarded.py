@@ -1,14 +1,13 @@
-"""A training job below a guard: `guard`."""
+"""The root of a guarded command: which checkpoint it starts from, and what is kept in it."""
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from ftckpt.alerting import AlertHook
 from ftckpt.checkpoint import Checkpoint
@@ -29,8 +28,11 @@ from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
 from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
-from ftckpt.observer import Observer
-from ftckpt.operations.choosing import (
+from ftckpt.observer import SILENT, Observer
+from ftckpt.progress import Counter
+from ftckpt.storage import StoreOptions
+
+from .choosing import (
     ChoiceFlags,
     checks_of,
     condition_of,
@@ -38,12 +40,7 @@ from ftckpt.operations.choosing import (
     read_tiers,
     selection_rules,
 )
-from ftckpt.operations.transferring import LayoutFlags, layout_flags
-from ftckpt.progress import NULL, Counter
-from ftckpt.storage import StoreOptions
-from ftckpt.verification import Level
-
-from .opening import STORES
+from .opening import STORES, opened
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -77,12 +74,13 @@ class GuardChoice:
         scratch: where a checkpoint is resharded to, if it must be.
         reader: whether the job loads with `ftckpt.torch.Reader`, so that nothing is resharded.
         batch, lr, accumulation: of the run so far, for advice when the world has changed.
-        limit_rate: of the verification beside the training.
+        limit_rate: bytes a second of the verification beside the training.
+        flags: which checkpoints count.
     """
 
     root: str
     tiers: Sequence[str] = ()
-    verify: Level = Level.CONTENT
+    verify: CheckLevel = CheckLevel.CONTENT
     timeout: float = 600.0
     allow_missing_tier: bool = False
     skip_unverified: bool = False
@@ -92,14 +90,11 @@ class GuardChoice:
     batch: int | None = None
     lr: float | None = None
     accumulation: int = 1
-    limit_rate: str = ""
+    limit_rate: float | None = None
+    flags: ChoiceFlags = field(default_factory=ChoiceFlags)
 
 
-class GuardFlags(ChoiceFlags, LayoutFlags, total=False):
-    """Which checkpoint is taken, and for which job it is laid out."""
-
-
-def guard(
+def guarded(
     command: Sequence[str],
     choice: GuardChoice,
     settings: GuardSettings | None = None,
@@ -109,11 +104,8 @@ def guard(
     node: NodePlace | None = None,
     retry_suspected: bool = False,
     stores: StoreOptions = STORES,
-    counter: Counter = NULL,
-    say: Note = lambda _: None,
-    warn: Note = lambda _: None,
+    on: Observer = SILENT,
     told: Callable[[GuardJournal], None] = lambda _: None,
-    **flags: Unpack[GuardFlags],
 ) -> Ended:
     """Start a job from its newest good checkpoint, watch it, and restart it.
 
@@ -126,11 +118,8 @@ def guard(
         node: this guard's place among those of one job; None if it is alone.
         retry_suspected: forget which checkpoints failed twice before.
         stores: how to reach object stores.
-        counter: is told of the work of the choice.
-        say: is told what happens.
-        warn: is told what must be seen.
+        on: is told what happens, and what must be seen.
         told: is given the log, whose `own` events are this guard's.
-        flags: see `ChoiceFlags` and `ftckpt.operations.transferring.LayoutFlags`.
 
     Raises:
         MissingError: the root is not there, or not known to be one.
@@ -142,7 +131,7 @@ def guard(
     if not command:
         raise UsageError("no command to guard", hint="ftckpt guard ROOT -- COMMAND...")
     how = settings or GuardSettings()
-    place = _Place(choice, flags, how, stores, counter, say, warn)
+    place, warn = _Place(choice, how, stores, on), on.warn
     with ExitStack() as held_here:
         try:
             root = place.read()
@@ -164,7 +153,7 @@ def guard(
             raise
         folder = held_here.enter_context(tempfile.TemporaryDirectory(prefix="ftckpt-guard-"))
         return Guard(
-            command, place, how, journal, hold, folder, say, warn,
+            command, place, how, journal, hold, folder, on.note, warn,
             team_of(own, node, choice.timeout),
         ).run()  # fmt: skip
 
@@ -174,12 +163,9 @@ class _Place:
     """The root of a guarded command, with the formats and stores that it needs."""
 
     choice: GuardChoice
-    flags: GuardFlags
     how: GuardSettings
     stores: StoreOptions
-    counter: Counter
-    say: Note
-    warn: Note
+    on: Observer
     listed: Shown = field(default_factory=dict)
     started: bool = False
     also: Callable[[Root], None] = lambda _: None
@@ -218,13 +204,13 @@ class _Place:
             if value:
                 flags += [flag] if value is True else [f"{flag}={value}"]
         if self.choice.limit_rate:
-            flags.append(f"--limit-rate={self.choice.limit_rate}")
-        if self.choice.verify is Level.STRUCTURE:
+            flags.append(f"--limit-rate={self.choice.limit_rate:.0f}B/s")
+        if self.choice.verify is CheckLevel.STRUCTURE:
             flags += ["--require", "content"]
         else:
             flags.append("--remember")
-            if self.flags.get("ledger"):
-                flags.append(f"--ledger={self.flags['ledger']}")
+            if self.choice.flags.get("ledger"):
+                flags.append(f"--ledger={self.choice.flags['ledger']}")
         return Verifier(flags, self.choice.verify.value)
 
     def full(self) -> str:
@@ -240,7 +226,7 @@ class _Place:
 
     def interval(self) -> float | None:
         """Return the usual seconds between saves; None if too few show."""
-        from ftckpt.operations.surveying import status
+        from .surveying import status
 
         with suppress(FtckptError):
             runs = status(self.choice.root, stores=self.stores).runs
@@ -259,7 +245,7 @@ class _Place:
                     with suppress(NotFoundError):
                         pins.unpin(root, old.entry, owner=OWNER)
         except FtckptError as error:
-            self.warn(f"guard: {name} is not pinned: {error.message}")
+            self.on.warn(f"guard: {name} is not pinned: {error.message}")
 
     def choose(self, suspected: frozenset[str]) -> StartPoint:
         """Return what the command starts from.
@@ -276,13 +262,13 @@ class _Place:
 
     def _choose(self, suspected: frozenset[str]) -> StartPoint:
         looked = _Looks(suspected)
-        told = _Told(self.counter, self.say)
-        check = checks_of(CheckLevel(self.choice.verify.value), self.flags, self.stores, told)
+        flags, told = self.choice.flags, _Remarks(self.on)
+        check = checks_of(self.choice.verify, flags, self.stores, told)
         looked.check = check
         rules = replace(
             selection_rules(
-                self.flags,
-                condition_of(self.flags, told),
+                flags,
+                condition_of(flags, told),
                 skip_unverified=self.choice.skip_unverified,
             ),
             passed_over=looked.passed_over,
@@ -319,7 +305,7 @@ class _Place:
             return root
 
         # With tiers the second look says what was passed over.
-        note: Note = (lambda _: None) if self.choice.tiers else self.warn
+        note: Note = (lambda _: None) if self.choice.tiers else self.on.warn
         # After its own command no save is in flight: every process of it has ended.
         left = 0.0 if self.started else self.choice.timeout
         notes: list[str] = []
@@ -327,7 +313,7 @@ class _Place:
         while found.pending and left > 0:
             seen, wait = self._in_flight(found), min(QUIET, left)
             notes.clear()
-            found = select_waiting(read, looked, rules, wait, notes.append, say=self.say)
+            found = select_waiting(read, looked, rules, wait, notes.append, say=self.on.note)
             left -= wait
             if self._in_flight(found) == seen:
                 break  # nobody writes it
@@ -337,7 +323,7 @@ class _Place:
             return found
         tiers = read_tiers([self.choice.root, *self.choice.tiers], self.stores)
         return select_tiers(
-            tiers, looked, rules, self.warn, allow_missing=self.choice.allow_missing_tier
+            tiers, looked, rules, self.on.warn, allow_missing=self.choice.allow_missing_tier
         ).chosen
 
     def _in_flight(self, found: Selection) -> object:
@@ -358,7 +344,7 @@ class _Place:
 
     def _repair(self, path: str) -> bool:
         """Mend a damaged checkpoint of the root from the first tier that can."""
-        from ftckpt.operations.replicating import repair
+        from .replicating import repair
 
         name = self._entry(path) if self.choice.tiers else ""
         if not name:
@@ -366,13 +352,13 @@ class _Place:
         for tier in self.choice.tiers:
             replica = f"{tier.rstrip('/')}/{name}"
             try:
-                report = repair(path, replica, stores=self.stores, on=Observer(self.counter))
+                report = repair(path, replica, stores=self.stores, on=Observer(self.on.counter))
             except FtckptError as error:
-                self.warn(f"guard: {path} is not mended from {replica}: {error.message}")
+                self.on.warn(f"guard: {path} is not mended from {replica}: {error.message}")
                 continue
-            self.warn(f"guard: {path} was damaged, and is mended from {replica}")
+            self.on.warn(f"guard: {path} was damaged, and is mended from {replica}")
             if report.kept:
-                self.say(f"guard: the damaged files are in {report.kept}")
+                self.on.note(f"guard: the damaged files are in {report.kept}")
             return True
         return False
 
@@ -394,7 +380,7 @@ class _Place:
         )
 
     def _start(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
-        from ftckpt.operations.restarting import loadable
+        from .restarting import Job, loadable
 
         assert found.path is not None
         entry = self._entry(found.path)
@@ -403,11 +389,11 @@ class _Place:
         path, environment = found.path, {}
         if self.choice.world is not None:
             environment = self._elastic(found.path)
-            path, *_ = loadable(
-                found.path, self.choice.world, layout_flags(self.flags),
-                scratch=self.choice.scratch, reader=self.choice.reader, stores=self.stores,
-                on=_Told(self.counter, self.say),
+            job = Job(
+                self.choice.world, {}, self.choice.scratch, reader=self.choice.reader,
+                stores=self.stores,
             )  # fmt: skip
+            path = loadable(found.path, job, _Remarks(self.on)).path
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,
             looked.identity(found.path), entry, _skipped(found), tuple(repaired), environment,
@@ -420,22 +406,20 @@ class _Place:
 
         from ftckpt.planning.models import elastic
 
-        from .opening import open_checkpoint
-
-        before, now = open_checkpoint(path, self.stores).topology.world_size, self.choice.world
+        before, now = opened(path, self.stores).topology.world_size, self.choice.world
         batch, lr = self.choice.batch, self.choice.lr
         if before is None or now is None or before == now:
             return {}
         told: dict[str, object] = {"from": before, "to": now, "options": []}
-        self.warn(f"guard: {path} was written by {before} ranks, and {now} start from it")
+        self.on.warn(f"guard: {path} was written by {before} ranks, and {now} start from it")
         if batch is not None and lr is not None:
             try:
                 ways = elastic.options(before, now, batch, lr, self.choice.accumulation)
             except UsageError as error:
-                self.warn(f"guard: no advice on the batch: {error.message}")
+                self.on.warn(f"guard: no advice on the batch: {error.message}")
                 ways = ()
             for way in ways:
-                self.say(
+                self.on.note(
                     f"guard: {way.name}: {way.per_gpu} a GPU, {way.accumulation} passes, batch "
                     f"{way.batch}, lr {way.lr_linear:.4g} (linear) or {way.lr_sqrt:.4g} (sqrt)"
                 )
@@ -443,10 +427,21 @@ class _Place:
         return {"FTCKPT_ELASTIC": json.dumps(told)}
 
 
-class _Told(Observer):
-    def __init__(self, counter: Counter, note: Note) -> None:
-        super().__init__(counter)
-        self.note = self.warn = note  # type: ignore[assignment,method-assign]
+class _Remarks(Observer):
+    """Hands on what is told as remarks, and nothing of what is reported."""
+
+    def __init__(self, on: Observer) -> None:
+        self._on = on
+
+    @property
+    def counter(self) -> Counter:
+        return self._on.counter
+
+    def note(self, text: str) -> None:
+        self._on.note(text)
+
+    def warn(self, text: str) -> None:
+        self._on.note(text)
 
 
 @dataclass
@@ -509,20 +504,3 @@ def identity_of(checkpoint: Checkpoint) -> str:
 
 def _skipped(found: Selection) -> tuple[str, ...]:
     return tuple(f"{one.path}: {one.code.name}: {one.message}" for one in found.skipped)
-
-
-def signal_number(name: str, flag: str) -> int:
-    """Return the number of a signal: `USR1`, `SIGUSR1` or `10`.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    text = name.strip().upper()
-    try:
-        if text.isdecimal():
-            return int(signal.Signals(int(text)))
-        return int(signal.Signals[text if text.startswith("SIG") else f"SIG{text}"])
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"{flag} {name!r} is not a signal", hint="USR1, USR2, TERM, HUP"
-        ) from error
