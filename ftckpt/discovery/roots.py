@@ -54,7 +54,7 @@ R = TypeVar("R")
 class Answers:
     """What was asked of the candidates of one listing: each question is answered once.
 
-    Threads that ask the same at the same time wait for one of them. An error is no answer.
+    Threads that ask the same at the same time wait for one of them. Errors are not kept.
     """
 
     def __init__(self) -> None:

@@ -189,7 +189,7 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
 
 
 def survey_one(root: Root, how: ScanOptions, name: str, *, counter: Counter = NULL) -> Survey:
-    """List one entry of a run alone, by its name; nothing where it is no checkpoint by itself.
+    """List one entry of a run alone, by its name; nothing where it says too little by itself.
 
     What says no step has its place among the others, so that these would have to be read too.
 
