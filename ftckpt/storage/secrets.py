@@ -4,7 +4,7 @@
 run records (a delta's base, logs, alerts) and prints is the URL without them. A container in the
 place of a user (`abfss://container@account`), and the user of `ssh://user@host`, are none.
 
-A key of AWS holds `/` and `+`: `s3://AKIA…:ab/cd@bucket` is no URL with a user, by the letter. What
+A key of AWS holds `/` and `+`: `s3://AKIA…:ab/cd@bucket` has no user, by the letter. What
 looks as if it was meant so is refused where it is typed, and nothing of it is printed.
 """
 

@@ -343,7 +343,7 @@ class PlaceCheck:
 
 
 def _require_standing(url: str, stores: StoreOptions, error: FtckptError) -> None:
-    """Refuse what gc has dropped: that its marker is gone is no damage.
+    """Refuse what gc has dropped: its lost marker is not damage.
 
     Raises:
         NotFoundError: it was dropped, and its root says so.
