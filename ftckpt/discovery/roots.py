@@ -277,7 +277,10 @@ class Root:
     ) -> Iterator[UnopenedPart]:
         others = (c for c in siblings if c.path != candidate.path)
         for other in islice(others, _SIBLINGS):
-            part = self._alone(other)
+            try:
+                part = self._alone(other)
+            except NotFoundError:  # it has gone: that says nothing of this one
+                continue
             if part is not None and part.recognition.by_names:
                 yield part
 
