@@ -17,6 +17,7 @@ from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
 from ftckpt.formats.state.vocabulary import AVERAGES, MODELS
 from ftckpt.formats.state.vocabulary import OPTIMIZERS as NAMES_OF_OPTIMIZERS
+from ftckpt.formats.state.vocabulary import is_generator
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
@@ -116,6 +117,11 @@ class Contents:
             if isinstance(value, _TENSORS):
                 name = ".".join(map(str, path)) or "tensor"
                 held = self._held(value, name)
+                if isinstance(value, TensorRef) and is_generator(
+                    name, held.dtype.name, held.shape
+                ):  # each rank has its own, however many there are
+                    self._state(value, (*at, *path), name)
+                    continue
                 where = place("", [*top, name], held.dtype)
                 stored = (*at, *path, key) if key else (*at, *path)
                 spec = self._spec(tree, path, held, name) if key else self._said(name, held)

@@ -237,6 +237,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
             has no pieces here, and a note or a finding of its own.
         file_copies: files that stand there several times with the same bytes: each one's others.
         implied: the kinds of its files whose number nothing in it records.
+        unread: files that may hold tensors and are of no part that was read -> why, "" if no format
+            knows them.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
         loads: loads it into memory (`ftckpt.load`); set where it is opened by its path.
@@ -256,6 +258,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     implied: Sequence[ImpliedCount] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     described: Described | None = None
     loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 

@@ -50,6 +50,15 @@ _OF_STATE = frozenset(
 _OF_SETTINGS = frozenset(
     {"args", "arguments", "config", "configs", "settings", "hparams", "parameters", "params"}
 )
+# What describes a model and its texts.
+_OF_MODELS = frozenset(
+    {
+        "tokenizer", "tokenizers", "vocab", "vocabulary", "tokens", "merges", "generation",
+        "preprocessor", "processor", "template", "index", "modules", "model", "adapter", "card",
+        "dict", "dictionary", "labels", "version", "manifest", "metadata",
+    }
+)  # fmt: skip
+_TEXT_OF_STATE = re.compile(r"[^.].*\.(?:json|ya?ml|toml|txt|msgpack|csv)", re.IGNORECASE)
 # What a job writes about itself, as often as it likes.
 _OF_RESULTS = frozenset(
     {
@@ -59,6 +68,7 @@ _OF_RESULTS = frozenset(
         "requirements", "environment", "notes",
     }
 )  # fmt: skip
+_OF_NOTES = frozenset({"readme", "license", "licence", "notice", "use", "policy"})
 _NUMBER = re.compile(r"\d+")
 # Bytes that no text has; a coloured log has ESC.
 _BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
@@ -103,6 +113,19 @@ def tells_state(name: str) -> bool | None:
     if name.startswith((".", "__")) or words & _OF_RESULTS:
         return None
     return not name.endswith("/") and bool(words & _OF_STATE) and not words & _OF_SETTINGS
+
+
+def is_text_of_state(path: str) -> bool:
+    """Say whether a small file may hold state that a resume needs, by its path.
+
+    So may any that no word in its name calls a description of the model or the job, or results.
+    """
+    name = path.rpartition("/")[2]
+    if _TEXT_OF_STATE.fullmatch(name) is None:
+        return False
+    words = frozenset(re.findall(r"[a-z]+", name.rpartition(".")[0].lower()))
+    about = words & (_OF_RESULTS | _OF_SETTINGS | _OF_MODELS | _OF_NOTES)
+    return bool(words & _OF_STATE) or not about
 
 
 def is_text(head: bytes) -> bool:
