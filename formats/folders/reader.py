@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,8 +37,15 @@ from ftckpt.formats.trainer_dirs.names import TRAINED
 from ftckpt.own_files import is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from ftckpt.storage.state_files import is_exported, is_harmless, is_text, may_hold_tensors, without_numbers
+from ftckpt.storage.state_files import (
+    is_exported,
+    is_harmless,
+    is_text,
+    may_hold_tensors,
+    without_numbers,
+)
 from ftckpt.storage.store import EntryKind
+from ftckpt.strict_json import is_cut
 
 from .names import AVERAGES, COMPANIONS, implied_by, owner, role, words
 from .parts import FolderPart, find_parts
@@ -442,7 +448,7 @@ def _numbers(source: Source) -> tuple[list[Scalar], list[Finding]]:
         try:
             said = next(counters_in(parsed_json(source, name)), None)
         except CorruptError as error:
-            cut += [from_error(error)] if _is_cut(source.read(name)) else []
+            cut += [from_error(error)] if is_cut(source.read(name)) else []
             continue
         except FtckptError:
             continue
@@ -477,17 +483,3 @@ def _counted(parts: Sequence[OpenedPart], world: int | None) -> list[OpenedPart]
             one.notes = [note for note in one.notes if note.kind != "count-unknown"]
             one.implied = ()
     return list(parts)
-
-
-def _is_cut(raw: bytes) -> bool:
-    """Whether a text begins as one JSON object and is none; a log has an object on each line."""
-    text = raw.strip()
-    return text.startswith(b"{") and not (_is_json(text) or _is_json(text.split(b"\n")[0]))
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

@@ -15,9 +15,8 @@ from ftckpt.formats.state.coded_shards import cuts_of
 from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
-from ftckpt.formats.state.vocabulary import AVERAGES, MODELS
+from ftckpt.formats.state.vocabulary import AVERAGES, MODELS, is_generator
 from ftckpt.formats.state.vocabulary import OPTIMIZERS as NAMES_OF_OPTIMIZERS
-from ftckpt.formats.state.vocabulary import is_generator
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef

@@ -77,8 +77,9 @@ def lacking_when_open(
         FtckptError: a neighbour cannot be listed.
     """
     parts = lacking(root, child, step, every)
-    if parts is not None and (sure := parts.of(checkpoint)).certain:
-        return sure
+    parts = parts and parts.of(checkpoint)
+    if parts is not None and parts.certain:
+        return parts
     return lacking_files(root, child, step, every, checkpoint) or parts
 
 

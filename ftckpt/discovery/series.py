@@ -71,7 +71,7 @@ _MEASURED = frozenset(
     }
 )  # fmt: skip
 # Names under which trainers load a checkpoint.
-_ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
+ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
 
 # No trainer spells a name with other characters (`step-40 (copy)`).
 _PLAIN = re.compile(r"[A-Za-z0-9._=+-]+", re.ASCII)
@@ -138,7 +138,7 @@ def place_of(name: str) -> SeriesPlace | None:
 
 def roles_in(name: str) -> frozenset[str]:
     """Return the words in a name that say what it is for: trainers load `last`, `best` by it."""
-    return _ROLES & _words(stem_of(saved_name(name)))
+    return ROLES & _words(stem_of(saved_name(name)))
 
 
 def counts_up(name: str) -> bool:
@@ -168,7 +168,7 @@ def is_trainers(name: str) -> bool:
     stem = stem_of(name)
     if _PLAIN.fullmatch(stem) is None:
         return False
-    return _words(_LOGGED.sub("", stem)) <= _TRAINERS | _ROLES | _IDENTITIES | _MEASURED
+    return _words(_LOGGED.sub("", stem)) <= _TRAINERS | ROLES | _IDENTITIES | _MEASURED
 
 
 def members(steps: Mapping[str, int | None]) -> dict[str, SeriesPlace]:

@@ -28,7 +28,16 @@ from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
 
 from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
-from .training_state import HELD_BY_TENSORS, MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow, is_setting
+from .training_state import (
+    HELD_BY_TENSORS,
+    MASTERS,
+    MOMENTS,
+    STEP,
+    TABLE,
+    WEIGHTS,
+    StateRow,
+    is_setting,
+)
 
 
 class Presence(StrEnum):
