@@ -6,8 +6,9 @@
 
 Each opens by itself, and what it holds has the names of the whole model's tensors, so that nothing
 but its name says that it is a part. A number that a word for pieces stands before (`shard1`) tells
-pieces where the files of two such numbers lie side by side, the first of them 0; two such numbers
-do in any one name. Two numbers of no such words do where each of them is 0 and 1, all combined.
+pieces where the files of two such numbers lie side by side, the first of them 0; of a name with two
+such numbers it is enough that they are not both 0. Two numbers of no such words tell pieces where
+each of them is 0 and 1, all combined.
 
 Sources: facebookresearch/metaseq `checkpoint_utils.py` (`get_paths_to_load`) and `trainer.py`;
 facebookresearch/flashy `state.py` and audiocraft `utils/checkpoint.py` (`checkpoint_name`).
@@ -36,7 +37,7 @@ from .safetensors.rank_files import is_rank_file
 # Words before the number of a piece; the others of them number other things as well: a stage of
 # the training, an expert, an experiment.
 _SURE = frozenset({"rank", "tp", "pp", "mp", "sdp", "shard", "part", "partition", "slice"})
-_PERHAPS = _SURE | {"dp", "cp", "ep", "zero", "stage", "worker", "node", "chunk", "gpu", "device"}
+_PERHAPS = _SURE | {"dp", "cp", "zero", "stage", "worker", "node", "chunk", "gpu", "device"}
 # Words before numbers that count saves or name runs.
 _NO_PIECE = frozenset(
     {
@@ -114,10 +115,12 @@ def _beside(name: str, is_there: Callable[[str], bool]) -> Sequence[str] | None:
         return None
     axes = list(_axes(name))
     told = [axis for axis in axes if axis.word in _PERHAPS]
+    sure = [axis for axis in told if axis.word in _SURE]
     if len(told) > 1:
         near = (_with(name, {axis: n}) for axis in told for n in (0, 1))
-        return [one for one in near if one != name and is_there(one)]
-    sure = [axis for axis in told if axis.word in _SURE]
+        found = [one for one in near if one != name and is_there(one)]
+        later = len(sure) > 1 and any(int(name[one.start : one.end]) for one in sure)
+        return found if found or later else None
     grid = [axis for axis in axes if axis.word not in _NO_PIECE]
     for some in (sure, grid if len(grid) == 2 else []):
         every = [
@@ -134,13 +137,14 @@ def _of_another_save(file: RankFile, is_there: Callable[[str], bool]) -> Sequenc
 
     Files of ranks that lie side by side are joined.
     """
-    other = 0 if file.rank else 1
     mine = roles_in(file.word) if file.step is None else frozenset()
-    if not mine or is_there(file.of_rank(other)):
+    others = [file.of_rank(rank) for rank in range(3) if mine and rank != file.rank]
+    if any(map(is_there, others)):
         return None
-    names = (file.of_rank(other).replace(word, role) for word in mine for role in ROLES - mine)
-    found = [name for name in sorted(names) if is_there(name)]
-    return found or None
+    names = (
+        other.replace(word, role) for other in others for word in mine for role in ROLES - mine
+    )
+    return [name for name in sorted(names) if is_there(name)] or None
 
 
 def _axes(name: str) -> Iterator[_Axis]:

@@ -115,7 +115,8 @@ class Ranks:
         if file is None:
             return None
         word = _save_of(file)[1]
-        if file.step is None and not (word and is_beside(file.of_rank(0 if file.rank else 1))):
+        others = (file.of_rank(rank) for rank in range(3) if word and rank != file.rank)
+        if file.step is None and not any(map(is_beside, others)):
             return None
         called = word if file.step is None else f"step {file.step}"
         reason = f"is a {file.unit}'s file of {called}"
