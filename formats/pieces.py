@@ -104,13 +104,13 @@ def _said(name: str, others: Sequence[str]) -> str:
 
 def _beside(name: str, is_there: Callable[[str], bool]) -> Sequence[str] | None:
     """Return pieces that lie beside a file, none if its name alone tells; None if it is none."""
-    if later := _LATER_RANK.fullmatch(name):
-        return (later["first"],) if is_there(later["first"]) else None
+    if numbered := _LATER_RANK.fullmatch(name):
+        return (numbered["first"],) if is_there(numbered["first"]) else None
     if name.endswith(".th"):
         return (f"{name}.1",) if is_there(f"{name}.1") else None
     if (ranks := rank_file(name)) is not None:
         return _of_another_save(ranks, is_there)
-    known = deepspeed_files((name,)) or is_rank_file(name) or _OF.search(name)
+    known = bool(deepspeed_files((name,)) or is_rank_file(name) or _OF.search(name))
     if known or not may_hold_tensors(name):
         return None
     axes = list(_axes(name))

@@ -136,7 +136,7 @@ def _lost(
         shape = fewer[0]
         names = sorted(theirs[0][shape] - mine[shape])[: len(theirs[0][shape]) - len(mine[shape])]
         what = f"{here} lacks {listed(names, 3)}, which {having}"
-        if certain and not _is_counted(mine[shape]):
+        if certain and not _is_counted(mine[shape], theirs[0][shape]):
             return SmallFiles(f"{what}: its save was not finished, or it was lost", certain=True)
         what = f"{what}: the job had fewer ranks, or it was lost"
         return SmallFiles(what, False, len(theirs[0][shape]) if certain else 0)
@@ -161,10 +161,14 @@ def _fewer(mine: Names, theirs: Sequence[Names]) -> list[str]:
     )
 
 
-def _is_counted(names: Iterable[str]) -> bool:
-    """Whether names are those of ranks without a gap, as a job of so few would have them."""
+def _is_counted(names: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether names are those of ranks without a gap, as a job of so few would have them.
+
+    `others` are those of a step beside, which show the number of the first rank.
+    """
+    first = min(numbers_in(name)[-1:] for name in others)
     numbers = sorted(numbers_in(name)[-1:] for name in names)
-    return any(numbers == [(first + n,) for n in range(len(numbers))] for first in (0, 1))
+    return first != () and numbers == [(first[0] + n,) for n in range(len(numbers))]
 
 
 def _shown(lost: Sequence[str], mine: Names) -> list[str]:
