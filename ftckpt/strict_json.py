@@ -33,7 +33,7 @@ _LITERALS = ("true", "false", "null", "NaN", "-Infinity", "Infinity")
 def is_cut(raw: bytes) -> bool:
     """Say whether a text is the beginning of one JSON object or array, and its end is not there.
 
-    So is one that is all zeros: a crash leaves the size of a file. Anything else that is no JSON
+    So is one that is all zeros: a crash leaves the size of a file. Any other text that is not JSON
     (comments, an object on each line) may be meant so.
     """
     if raw and not raw.strip(b"\0"):
