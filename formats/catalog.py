@@ -24,6 +24,7 @@ from .folders import Folder
 from .megatron import Megatron
 from .nvrx import NvrxLocal
 from .orbax import Orbax
+from .pieces import Pieces
 from .ranks import Ranks
 from .safetensors import Safetensors
 from .torch_checkpointing import TorchCheckpointing
@@ -90,6 +91,7 @@ _FIRST: tuple[Format, ...] = (
     NvrxLocal(),
     Orbax(),
     Ranks(marked=marked),
+    Pieces(),
     Safetensors(_described, _twice),
     TorchSave(_described),
 )

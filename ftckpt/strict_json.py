@@ -27,6 +27,39 @@ _LONG_NUMBER = re.compile(rb"\d{21}")  # 2**64 has 20 digits
 _MAX = 1 << 63
 
 
+_LITERALS = ("true", "false", "null", "NaN", "-Infinity", "Infinity")
+
+
+def is_cut(raw: bytes) -> bool:
+    """Say whether a text is the beginning of one JSON object or array, and its end is not there.
+
+    So is one that is all zeros: a crash leaves the size of a file. Any other text that is not JSON
+    (comments, an object on each line) may be meant so.
+    """
+    if raw and not raw.strip(b"\0"):
+        return True
+    try:
+        text = raw.rstrip(b"\0 \t\r\n").decode()
+    except UnicodeDecodeError as error:
+        text = raw[: error.start].decode()
+        if error.end < len(raw):
+            return False
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        json.loads(text, parse_int=str)
+    except RecursionError:
+        return False
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :]
+        return (
+            error.msg.startswith("Unterminated string")
+            or any(one.startswith(rest) for one in _LITERALS)
+            or ("escape" in error.msg and len(rest) < len(r"\u0000"))
+        )
+    return raw.endswith(b"\0")
+
+
 class JsonLimits(NamedTuple):
     """How much a JSON text may hold.
 

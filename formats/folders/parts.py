@@ -22,6 +22,8 @@ _DEPTH = 3
 # More folders than these are not looked into, and more names are not those of parts.
 _FOLDERS = 64
 _NAMES = 256
+# Words for a checkpoint, whatever it is of.
+_ANY = ("checkpoint", "ckpt")
 # Words for what holds several checkpoints.
 _CONTAINERS = ("checkpoints", "ckpts", "backups", "saves")
 
@@ -125,19 +127,25 @@ def _is_of_two_models(listing: Listing) -> bool:
     return bool(one & other) and any(role(name) == "optimizer" for name in one | other)
 
 
-def _folders(listing: Listing) -> list[str]:
+def _folders(listing: Listing, *, of_a_step: bool = False) -> list[str]:
     """Return the folders that may be parts.
 
     What is called `best` or `step-3` is a checkpoint itself, but in a folder whose name says a step
-    in words all that is not of another step is a part.
+    in words all that is not of another step is a part, as is all further down (`of_a_step`). Inside
+    a part (`model/ckpt`) a word for any checkpoint says neither when nor why it was saved.
     """
     own = step_in_name(listing.called)
-    worded = worded_step(listing.called) is not None
+    worded = of_a_step or worded_step(listing.called) is not None
+    inside = role(listing.called) != ""
     return sorted(
         name
         for name in listing.directories
         if not name.startswith((".", "__"))
-        and (worded or not (is_version(name) or name.isdecimal()))
+        and (
+            worded
+            or not (is_version(name) or name.isdecimal())
+            or (inside and name.lower() in _ANY)
+        )
         and not _is_of_series(name, own)
     )
 
@@ -175,8 +183,9 @@ def find_parts(listing: Listing, formats: Sequence[Format]) -> list[FolderPart]:
     """
     found: list[FolderPart] = []
     # A bare number may be a run's as well: its files are parts only where their names say so.
-    any_name = worded_step(listing.called) is not None or MANIFEST in listing.files
-    _find(listing, "", formats, _DEPTH, [_FOLDERS], found, any_name)
+    of_a_step = worded_step(listing.called) is not None
+    any_name = of_a_step or MANIFEST in listing.files
+    _find(listing, "", formats, _DEPTH, [_FOLDERS], found, any_name, of_a_step)
     return found
 
 
@@ -188,6 +197,7 @@ def _find(
     left: list[int],
     found: list[FolderPart],
     any_name: bool,
+    of_a_step: bool,
 ) -> None:
     loose = loose_files(listing, any_name=any_name)
     found += (
@@ -198,7 +208,7 @@ def _find(
     )
     if not depth:
         return
-    for name in _folders(listing):
+    for name in _folders(listing, of_a_step=of_a_step):
         if not left[0]:
             return
         left[0] -= 1
@@ -209,7 +219,7 @@ def _find(
             kinds = parts_among(inner.files, f"{place}/") or frozenset({without_numbers(place)})
             found.append(FolderPart(place, known[0], known[1].commit, kinds))
         elif not any(worded_step(one) is not None for one in inner.at_hand.directories):
-            _find(inner, f"{prefix}{name}/", formats, depth - 1, left, found, True)
+            _find(inner, f"{prefix}{name}/", formats, depth - 1, left, found, True, of_a_step)
 
 
 def _markers(listing: Listing, prefix: str) -> frozenset[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, zip_longest
 
@@ -37,8 +37,15 @@ from ftckpt.formats.trainer_dirs.names import TRAINED
 from ftckpt.own_files import is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
+from ftckpt.storage.state_files import (
+    is_exported,
+    is_harmless,
+    is_text,
+    may_hold_tensors,
+    without_numbers,
+)
 from ftckpt.storage.store import EntryKind
+from ftckpt.strict_json import is_cut
 
 from .names import AVERAGES, COMPANIONS, implied_by, owner, role, words
 from .parts import FolderPart, find_parts
@@ -53,13 +60,7 @@ _SNIFFED = 1000
 
 @dataclass(kw_only=True, repr=False)
 class FolderCheckpoint(BundleCheckpoint):
-    """The parts of a folder as one checkpoint.
-
-    Attributes:
-        unread: files that may hold tensors and are of no part -> why, "" if no format knows them.
-    """
-
-    unread: Mapping[str, str] = field(default_factory=dict)
+    """The parts of a folder as one checkpoint."""
 
     def members(self) -> Iterable[str]:
         """Yield all files below the folder: none of them is anybody else's."""
@@ -98,9 +99,15 @@ class FolderCheckpoint(BundleCheckpoint):
                 f" {read}"
             )
             yield finding("unsupported", what)
-        models = {
-            _owner(p) for p in self.parts if any(map(_is_weight, p.checkpoint.tensors.values()))
-        }
+        holding = [p for p in self.parts if any(map(_is_weight, p.checkpoint.tensors.values()))]
+        models = {_owner(part) for part in holding}
+        trained = [file for file in self.unread if _may_be_trained(file, holding)]
+        if not known and holding and trained:
+            what = (
+                f"{listed(trained, 3)} may hold the model, and no format that is read here knows"
+                f" it: what was read is {listed([_path(part) for part in holding], 3)}"
+            )
+            yield finding("unsupported", what, file=trained[0])
         if not known and models and models <= {*COMPANIONS, *AVERAGES}:
             what = (
                 f"{self.source.url} holds {listed(sorted(models))}, and no model that is trained"
@@ -111,6 +118,16 @@ class FolderCheckpoint(BundleCheckpoint):
 
 def _is_weight(info: TensorInfo) -> bool:
     return info.kind in (Kind.PARAM, Kind.MASTER)
+
+
+def _may_be_trained(unread: str, holding: Sequence[OpenedPart]) -> bool:
+    """Whether a file that was not read may be the model, although other parts hold weights.
+
+    So its name may say; and beside an export for other programs alone it may be any file but those
+    of state.
+    """
+    said = _role_in(unread)
+    return said == "model" or (not said and all(is_exported(_path(p) + "/") for p in holding))
 
 
 def open_folder(source: Source, formats: Sequence[Format]) -> FolderCheckpoint:
@@ -232,6 +249,7 @@ class _Opening:
                 owners[shown] = (part, name)
             self.damage += [part.moved(one) for one in part.checkpoint.open_findings]
         numbers, cut = _numbers(self.source)
+        self.parts = _counted(self.parts, _recorded_world(self.source))
         checkpoint = FolderCheckpoint(
             source=self.source,
             tensors=tensors,
@@ -330,8 +348,12 @@ def _owner(part: OpenedPart) -> str:
 
 
 def _role(part: OpenedPart) -> str:
+    return _role_in(_path(part))
+
+
+def _role_in(path: str) -> str:
     """Return what a part holds, by the name in its path that says it first."""
-    told = [one for name in _path(part).split("/") if (one := role(name))]
+    told = [one for name in path.split("/") if (one := role(name))]
     return next((one for one in told if one in ("optimizer", "state")), told[0] if told else "")
 
 
@@ -419,16 +441,14 @@ def _numbers(source: Source) -> tuple[list[Scalar], list[Finding]]:
     """
     found: list[Scalar] = []
     cut: list[Finding] = []
-    for name, entry in sorted(source.entries.items()):
+    for name in _small_json(source):
         stem = name.rpartition("/")[2].removesuffix(".json")
-        if not name.endswith(".json") or words(stem).isdisjoint(_COUNTERS):
-            continue
-        if name.count("/") > 1 or not 0 < entry.size <= _MOST_COUNTERS:
+        if words(stem).isdisjoint(_COUNTERS):
             continue
         try:
             said = next(counters_in(parsed_json(source, name)), None)
         except CorruptError as error:
-            cut += [from_error(error)] if _is_cut(source.read(name)) else []
+            cut += [from_error(error)] if is_cut(source.read(name)) else []
             continue
         except FtckptError:
             continue
@@ -437,15 +457,29 @@ def _numbers(source: Source) -> tuple[list[Scalar], list[Finding]]:
     return found if len({one.value for one in found}) == 1 else [], cut
 
 
-def _is_cut(raw: bytes) -> bool:
-    """Whether a text begins as one JSON object and is none; a log has an object on each line."""
-    text = raw.strip()
-    return text.startswith(b"{") and not (_is_json(text) or _is_json(text.split(b"\n")[0]))
+def _small_json(source: Source) -> Iterator[str]:
+    """Yield the JSON files of a folder and of those in it that are small enough for counters."""
+    for name, entry in sorted(source.entries.items()):
+        small = 0 < entry.size <= _MOST_COUNTERS and entry.kind is EntryKind.FILE
+        if small and name.endswith(".json") and name.count("/") <= 1:
+            yield name
 
 
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+def _recorded_world(source: Source) -> int | None:
+    """Return the number of ranks that a small file at the top records, if they agree."""
+    found = set()
+    for name in _small_json(source):
+        with suppress(FtckptError):
+            world = parsed_json(source, name).get("world_size") if "/" not in name else None
+            found |= {world} if type(world) is int else set()
+    return found.pop() if len(found) == 1 else None
+
+
+def _counted(parts: Sequence[OpenedPart], world: int | None) -> list[OpenedPart]:
+    """Take back that nothing records the number of ranks' files where a file beside them does."""
+    for part in parts:
+        one = part.checkpoint
+        if one.implied and one.topology.world_size == world is not None:
+            one.notes = [note for note in one.notes if note.kind != "count-unknown"]
+            one.implied = ()
+    return list(parts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.series import roles_in
 from ftckpt.discovery.step_sets import set_member
 from ftckpt.formats.state.side_by_side import OF_PIECE, VERSIONS
 from ftckpt.storage.source import Source
@@ -83,7 +84,7 @@ class Ranks:
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether rank files lie in the listing, or in verl's folder of the model."""
         if listing.single:
-            return self._named_by(listing.single)
+            return self._named_by(listing.single, listing.beside)
         files = rank_files(listing.files)
         folder, parts = "", parts_among(listing.files)
         if not files and MAIN in listing.directories:
@@ -93,8 +94,8 @@ class Ranks:
                 parts |= parts_among(listing.inside(name).files, f"{name}/")
         if not files or (not folder and _weights_beside(listing, files)):
             return None
-        if len({file.step for file in files}) > 1 or any(set_member(file.path) for file in files):
-            return None  # files of steps in one directory: each step is a checkpoint
+        if len({_save_of(file) for file in files}) > 1 or any(set_member(f.path) for f in files):
+            return None  # files of several saves in one directory: each save is a checkpoint
         if not folder and _name_no_step(files, listing.files):
             return None
         by = None if folder else self.marked(listing.files, listing.directories, listing.head)
@@ -105,12 +106,20 @@ class Ranks:
         reason = f"has {folder}{files[0].path}"
         return Recognition(self.name, reason, state, parts=tuple(sorted(parts)))
 
-    def _named_by(self, name: str) -> Recognition | None:
-        """Know a checkpoint by one of its files, where several steps may share a directory."""
+    def _named_by(self, name: str, is_beside: Callable[[str], bool]) -> Recognition | None:
+        """Know a checkpoint by one of its files, where several saves may share a directory.
+
+        What a name calls the last or the best is one where another rank's file lies beside.
+        """
         file = rank_file(name)
-        if file is None or file.step is None:
+        if file is None:
             return None
-        reason = f"is a {file.unit}'s file of step {file.step}"
+        word = _save_of(file)[1]
+        others = (file.of_rank(rank) for rank in range(3) if word and rank != file.rank)
+        if file.step is None and not any(map(is_beside, others)):
+            return None
+        called = word if file.step is None else f"step {file.step}"
+        reason = f"is a {file.unit}'s file of {called}"
         return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
 
     def open(self, source: Source) -> RanksCheckpoint:
@@ -155,6 +164,11 @@ def _unpacked(source: Source) -> Source:
     return UnpackedSource.over(source, codecs) if codecs else source
 
 
+def _save_of(file: RankFile) -> tuple[int | None, str]:
+    """Return the step in the name of a rank's file, else the word that tells it: `last`, `best`."""
+    return file.step, "" if file.step is not None else "-".join(sorted(roles_in(file.word)))
+
+
 def _of_one_step(source: Source) -> Source:
     """Return the files of the step that one of its files names."""
     name = next(iter(source.entries))
@@ -166,7 +180,7 @@ def _of_one_step(source: Source) -> Source:
         if entry.kind is not EntryKind.DIRECTORY
         and (file := rank_file(entry.path[skip:])) is not None
         and mine is not None
-        and (file.step, file.staged) == (mine.step, mine.staged)
+        and (_save_of(file), file.staged) == (_save_of(mine), mine.staged)
     ]
     return Source.some_of(source.store, source.base, name, entries)
 

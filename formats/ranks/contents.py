@@ -15,7 +15,7 @@ from ftckpt.formats.state.coded_shards import cuts_of
 from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
-from ftckpt.formats.state.vocabulary import AVERAGES, MODELS
+from ftckpt.formats.state.vocabulary import AVERAGES, MODELS, is_generator
 from ftckpt.formats.state.vocabulary import OPTIMIZERS as NAMES_OF_OPTIMIZERS
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
@@ -116,6 +116,11 @@ class Contents:
             if isinstance(value, _TENSORS):
                 name = ".".join(map(str, path)) or "tensor"
                 held = self._held(value, name)
+                if isinstance(value, TensorRef) and is_generator(
+                    name, held.dtype.name, held.shape
+                ):  # each rank has its own, however many there are
+                    self._state(value, (*at, *path), name)
+                    continue
                 where = place("", [*top, name], held.dtype)
                 stored = (*at, *path, key) if key else (*at, *path)
                 spec = self._spec(tree, path, held, name) if key else self._said(name, held)

@@ -239,6 +239,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
         implied: the kinds of its files whose number nothing in it records.
         no_state: why it cannot be a checkpoint by itself, in a sentence; "" if it can. A part of
             one may hold a schedule or a counter alone.
+        unread: files that may hold tensors and are of no part that was read -> why, "" if no format
+            knows them.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
         loads: loads it into memory (`ftckpt.load`); set where it is opened by its path.
@@ -258,6 +260,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     implied: Sequence[ImpliedCount] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     described: Described | None = None
     no_state: str = ""
     loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)

@@ -90,8 +90,9 @@ def lacking_when_open(
         FtckptError: a neighbour cannot be listed.
     """
     parts = lacking(root, child, step, every)
-    if parts is not None and (sure := parts.of(checkpoint)).certain:
-        return sure
+    parts = parts and parts.of(checkpoint)
+    if parts is not None and parts.certain:
+        return parts
     return lacking_files(root, child, step, every, checkpoint) or parts
 
 
@@ -169,7 +170,7 @@ def lacking_files(
         shown = _shown_by(root, checkpoint, implied, held, more)
         if shown.cut_anew:  # the job went on with fewer ranks
             return None
-        found = _judged(root, child, implied, held, before, after, shown)
+        found = _judged(root, child, checkpoint, implied, held, before, after, shown)
         if found.certain and beside.same:
             return found
         doubt = doubt or found._replace(certain=False)
@@ -254,6 +255,7 @@ def warned(checkpoint: Checkpoint) -> list[Finding]:
 def _judged(
     root: Root,
     child: Child,
+    checkpoint: Checkpoint,
     implied: ImpliedCount,
     held: int,
     before: Sequence[_Beside],
@@ -274,7 +276,9 @@ def _judged(
         f"{root.url_of(child.candidate)} has {counted(held, 'file')} {_shown(implied)}, and"
         f" {more.candidate.path} has {more.files}"
     )
-    if not shown.replicas and all(one.files > held for one in nearest):
+    # Another part of the step is of as many ranks as those beside it have files.
+    several = (checkpoint.topology.world_size or 0) >= more.files
+    if (several or not shown.replicas) and all(one.files > held for one in nearest):
         what = f"{what}: its save was not finished, or it lost the others"
         return Lacking(what, certain=True, doubt=_COUNT)
     what = f"{what}: the job had fewer ranks, or the others were lost, and nothing records which"

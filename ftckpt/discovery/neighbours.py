@@ -49,15 +49,24 @@ class Lacking(NamedTuple):
         certain: whether enough says that its save was not finished, or lost it.
         doubt: the kind of the finding where it is not certain.
         small: whether it is a small file, and not a part.
+        of_ranks: see `SmallFiles`.
     """
 
     message: str
     certain: bool
     doubt: str = "state-unknown"
     small: bool = False
+    of_ranks: int = 0
 
-    def of(self, checkpoint: Checkpoint) -> Lacking:
-        """Return the same of an open checkpoint: it never lacks weights by habit."""
+    def of(self, checkpoint: Checkpoint) -> Lacking | None:
+        """Return the same of an open checkpoint: it never lacks weights by habit.
+
+        A job that shows as many ranks lacks a rank's file, and one of fewer has all of them.
+        """
+        world = checkpoint.topology.world_size
+        if self.of_ranks and world is not None:
+            what = f"{self.message.rpartition(':')[0]}: its save was not finished, or it was lost"
+            return Lacking(what, certain=True) if world >= self.of_ranks else None
         if self.small:
             return self
         kinds = {info.kind for info in checkpoint.tensors.values()}
@@ -105,8 +114,9 @@ def lacking(
     if lost is None or (part is not None and not lost.certain) or _is_thinned(root, child):
         return part
     # What the trainer's own pointer calls finished may have been saved without it from then on.
-    pointed = _is_pointed_at(root, child.candidate, step)
-    return Lacking(lost.message, lost.certain and beside.same and not pointed, small=True)
+    pointed = not beside.newer and _is_pointed_at(root, child.candidate, step)
+    certain = lost.certain and beside.same and not pointed
+    return Lacking(lost.message, certain, small=True, of_ranks=lost.of_ranks)
 
 
 def _part(

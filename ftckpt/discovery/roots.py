@@ -36,7 +36,14 @@ from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers
 from .recognise import Listing, UnopenedPart
 from .series import newest_first, roles_in
 from .shared_state import is_shared_state
-from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unfinished_marker
+from .step_names import (
+    FILE_OF_ROLE,
+    FILE_OF_STEP,
+    SUFFIXES,
+    finished_name,
+    step_in_name,
+    unfinished_marker,
+)
 from .step_sets import sets_among
 
 _TEXTS, _VALUES = "small texts", "values of small texts"
@@ -523,18 +530,18 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
-    """Keep one file of each step whose files lie side by side: the first names the checkpoint."""
-    first: dict[int, tuple[int, str]] = {}
-    numbers = {c.path: m for c in candidates if (m := FILE_OF_STEP.fullmatch(c.path))}
-    for path, match in numbers.items():
-        place = int(match["rank"]), path
-        step = int(match["step"])
-        first[step] = min(first.get(step, place), place)
-    return [
-        c
-        for c in candidates
-        if c.path not in numbers or first[int(numbers[c.path]["step"])][1] == c.path
-    ]
+    """Keep one file of each save whose files lie side by side: the first names the checkpoint."""
+    first: dict[int | str, tuple[int, str]] = {}
+    saves: dict[str, int | str] = {}
+    for c in candidates:
+        if match := FILE_OF_STEP.fullmatch(c.path):
+            saves[c.path] = int(match["step"])
+        elif match := FILE_OF_ROLE.fullmatch(c.path):
+            saves[c.path] = match["save"] + match["after"]
+        if match:
+            place = int(match["rank"]), c.path
+            first[saves[c.path]] = min(first.get(saves[c.path], place), place)
+    return [c for c in candidates if c.path not in saves or first[saves[c.path]][1] == c.path]
 
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:

@@ -276,15 +276,16 @@ def _try(
         torn = lacking(root, looked.child, looked.known_step, every)
         if torn is not None and torn.certain:
             return ExitCode.INCOMPLETE, torn.message, "", False
-        remarks += [torn.finding] if torn is not None else []
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         checkpoint = open_part(root.store, looked.child.part)
         source = checkpoint.source
         why = "" if rules.passed_over is None else rules.passed_over(checkpoint)
         if why:
             return ExitCode.REFUSED, f"{source.url} {why}", "", True
-        if torn is not None and torn.of(checkpoint).certain:
+        torn = torn and torn.of(checkpoint)
+        if torn is not None and torn.certain:
             return ExitCode.INCOMPLETE, torn.message, "", False
+        remarks += [torn.finding] if torn is not None else []
         fewer = lacking_files(root, looked.child, looked.known_step, every, checkpoint)
         if fewer is not None and fewer.certain:
             return ExitCode.INCOMPLETE, fewer.message, "", False

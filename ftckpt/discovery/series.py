@@ -71,7 +71,7 @@ _MEASURED = frozenset(
     }
 )  # fmt: skip
 # Names under which trainers load a checkpoint.
-_ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
+ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
 # What a trainer calls its newest save.
 LAST = frozenset({"last", "latest"})
 
@@ -140,7 +140,7 @@ def place_of(name: str) -> SeriesPlace | None:
 
 def roles_in(name: str) -> frozenset[str]:
     """Return the words in a name that say what it is for: trainers load `last`, `best` by it."""
-    return _ROLES & _words(stem_of(saved_name(name)))
+    return ROLES & _words(stem_of(saved_name(name)))
 
 
 def counts_up(name: str) -> bool:
@@ -170,7 +170,7 @@ def is_trainers(name: str) -> bool:
     stem = stem_of(name)
     if _PLAIN.fullmatch(stem) is None:
         return False
-    return _words(_LOGGED.sub("", stem)) <= _TRAINERS | _ROLES | _IDENTITIES | _MEASURED
+    return _words(_LOGGED.sub("", stem)) <= _TRAINERS | ROLES | _IDENTITIES | _MEASURED
 
 
 def members(steps: Mapping[str, int | None]) -> dict[str, SeriesPlace]:

@@ -1,14 +1,18 @@
-"""The small files that a step lacks and the steps beside it have.
+"""The files that a step lacks and the steps beside it have, whatever holds them.
 
-They count as parts do where their names tell state (`meta.json`, `trainer_state.json`): without it
-no run goes on from there. What describes the model or the job (`config.json`, a tokenizer) is alike
-in all steps and can be taken from another one, so that its loss is a warning.
+All names below a step count, each number in them left out: that of `trainer_state_30.json` is the
+step's, that of `rng_state_1.pth` a rank's, of which there must be as many as beside. A file counts
+as parts do where its name tells state (`meta.json`, `orchestrator/progress.pt`, `rng.pt`): without
+it no run goes on from there. What describes the model or the job (`config.json`, a tokenizer) is
+alike in all steps and can be taken from another one, and an export can be made again, so that their
+loss is a warning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import FtckptError
@@ -16,7 +20,7 @@ from ftckpt.findings import listed
 from ftckpt.own_files import is_own
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
-from ftckpt.storage.state_files import tells_state, without_numbers
+from ftckpt.storage.state_files import numbers_in, tells_state, without_numbers
 from ftckpt.storage.store import EntryKind, Store
 
 if TYPE_CHECKING:
@@ -26,20 +30,12 @@ if TYPE_CHECKING:
 _TRIED = 3
 # A step of more names is one of a large job: not all of them are at hand.
 _NAMES = 4096
+# Levels below a step that are looked at, and folders of one level.
+_DEPTH, _FOLDERS = 3, 16
 _DIGITS = 18
-_HOLDS = "holds small files"
-
-
-class SmallNames(NamedTuple):
-    """The names at the top of a step that a small file or a folder may have.
-
-    Attributes:
-        names: without numbers; a folder has a slash behind.
-        all: whether all names were looked at.
-    """
-
-    names: frozenset[str]
-    all: bool
+_HOLDS = "holds files"
+# Names without numbers -> those that have them.
+Names = Mapping[str, Set[str]]
 
 
 class SmallFiles(NamedTuple):
@@ -48,10 +44,13 @@ class SmallFiles(NamedTuple):
     Attributes:
         message: as a sentence.
         certain: whether two steps show that its save was not finished, or lost it.
+        of_ranks: how many files of a kind the steps beside have, where a job of fewer ranks would
+            have saved what is there; 0 otherwise.
     """
 
     message: str
     certain: bool
+    of_ranks: int = 0
 
 
 def lost_small_files(
@@ -93,9 +92,13 @@ def may_lack_some(url: str, options: StoreOptions) -> bool:
         ]
         if not beside:
             return False
-        mine = _held(store, name).names
+        mine = _names(store, name)
         nearest = sorted(beside, key=lambda other: _distance(other, name))[:_TRIED]
-        return any(_held(store, one).names - mine for one in nearest)
+        return any(
+            len(held) > len(mine.get(shape, ())) and tells_state(shape) is not None
+            for other in nearest
+            for shape, held in _names(store, other).items()
+        )
     except FtckptError:
         return False
 
@@ -115,21 +118,68 @@ def _lost(
     if not sides:
         return None
     steps = (child.candidate, *sides)
-    mine, *theirs = (_held_in(root, one) for one in steps)
-    if not mine.all:
+    mine, *theirs = (_names_in(root, one) for one in steps)
+    if len(mine) >= _NAMES:
         return None
-    absent = frozenset.intersection(*(one.names for one in theirs)) - mine.names
-    state = sorted(name for name in absent if tells_state(name))
-    lost = state or sorted(absent)
+    absent = {
+        shape: tells_state(shape)
+        for shape in theirs[0]
+        if shape not in mine and all(shape in their for their in theirs)
+    }
+    state = sorted(shape for shape, told in absent.items() if told)
+    lost = state or sorted(shape for shape, told in absent.items() if told is False)
+    fewer = [] if state else _fewer(mine, theirs)
+    certain = bool(before) and len(sides) > 1
+    having = f"{' and '.join(one.path for one in sides)} {'have' if len(sides) > 1 else 'has'}"
+    here = root.url_of(child.candidate)
+    if fewer:
+        shape = fewer[0]
+        names = sorted(theirs[0][shape] - mine[shape])[: len(theirs[0][shape]) - len(mine[shape])]
+        what = f"{here} lacks {listed(names, 3)}, which {having}"
+        if certain and not _is_counted(mine[shape], theirs[0][shape]):
+            return SmallFiles(f"{what}: its save was not finished, or it was lost", certain=True)
+        what = f"{what}: the job had fewer ranks, or it was lost"
+        return SmallFiles(what, False, len(theirs[0][shape]) if certain else 0)
     if not lost or (len(sides) == 1 and not state):
         return None
-    having = f"{' and '.join(one.path for one in sides)} {'have' if len(sides) > 1 else 'has'}"
-    what = f"{root.url_of(child.candidate)} lacks {listed(lost, 3)}, which {having}"
+    what = f"{here} lacks {listed(_shown(lost, mine), 3)}, which {having}"
     if not state:
         return SmallFiles(f"{what}: it was lost, or nothing needs it", certain=False)
-    if before and len(sides) > 1:
+    if certain:
         return SmallFiles(f"{what}: its save was not finished, or it was lost", certain=True)
     return SmallFiles(f"{what}: it was lost, or is not saved every time", certain=False)
+
+
+def _fewer(mine: Names, theirs: Sequence[Names]) -> list[str]:
+    """Return the kinds of files of state of which a step has some, and those beside it more."""
+    return sorted(
+        shape
+        for shape, held in mine.items()
+        if tells_state(shape)
+        and len({len(their.get(shape, ())) for their in theirs}) == 1
+        and len(theirs[0].get(shape, ())) > len(held)
+    )
+
+
+def _is_counted(names: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether names are those of ranks without a gap, as a job of so few would have them.
+
+    `others` are those of a step beside, which show the number of the first rank.
+    """
+    first = min(numbers_in(name)[-1:] for name in others)
+    numbers = sorted(numbers_in(name)[-1:] for name in names)
+    return first != () and numbers == [(first[0] + n,) for n in range(len(numbers))]
+
+
+def _shown(lost: Sequence[str], mine: Names) -> list[str]:
+    """Return the folders of lost files if nothing of the folder is left, else the files."""
+    held = {part for shape in mine for part in _folders_of(shape)}
+    found = (next((f for f in _folders_of(name) if f not in held), name) for name in lost)
+    return sorted(set(found))
+
+
+def _folders_of(path: str) -> list[str]:
+    return [path[: match.end()] for match in re.finditer("/", path)]
 
 
 def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -138,27 +188,34 @@ def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in folders if root.recognise(one) is not None][:2]
 
 
-def _held_in(root: Root, candidate: Candidate) -> SmallNames:
+def _names_in(root: Root, candidate: Candidate) -> Names:
     """Return the names of a step of a root, which several of its neighbours ask for."""
     path = candidate.entry.path
-    return root.known.answer(_HOLDS, candidate.path, lambda: _held(root.store, path))
+    return root.known.answer(_HOLDS, candidate.path, lambda: _names(root.store, path))
 
 
 def tell_names(root: Root, candidate: Candidate, store: Store) -> None:
     """Tell a root the names of a step that `store` has listed."""
-    root.known.told(_HOLDS, candidate.path, _held(store, candidate.entry.path))
+    root.known.told(_HOLDS, candidate.path, _names(store, candidate.entry.path))
 
 
-def _held(store: Store, path: str) -> SmallNames:
-    """Return the names at the top of a step.
+def _names(store: Store, path: str) -> Names:
+    """Return the files below a step: each name without numbers, and those that have it.
 
-    The number of `trainer_state_30.json` is the step's.
+    Of folders inside those that a large store has many of, the names are not asked for.
     """
-    names = store.names(path, _NAMES)
-    small = (
-        without_numbers(name) + "/" * (kind is EntryKind.DIRECTORY)
-        for name, kind in names.items()
-        if not is_own(name) and (kind is EntryKind.DIRECTORY or tells_state(name) is not None)
-    )
-    telling = frozenset(name for name in small if tells_state(name) is not None)
-    return SmallNames(telling, len(names) < _NAMES)
+    found: dict[str, set[str]] = defaultdict(set)
+    above = [""]
+    for _ in range(_DEPTH):
+        folders = []
+        for prefix in above:
+            names = store.names(f"{path}/{prefix}".strip("/"), _NAMES)
+            for name, kind in names.items():
+                if is_own(name):
+                    continue
+                if kind is not EntryKind.DIRECTORY:
+                    found[without_numbers(prefix + name)].add(prefix + name)
+                elif not name.startswith((".", "__")):
+                    folders.append(f"{prefix}{name}/")
+        above = folders if len(folders) <= _FOLDERS else []
+    return found

@@ -67,6 +67,11 @@ FILE_OF_STEP = re.compile(
     r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
     r"\.(?:pt|pth|bin|ckpt)(?:\.(?:zst|lz4|gz))?"
 )
+# One of several files of the last save, the best one and so on, in a directory that others share.
+FILE_OF_ROLE = re.compile(
+    r"(?P<save>(?:[A-Za-z]+[_-])*?(?:best|last|latest|final|initial)(?:[_-][A-Za-z]+)*?)[_.-]"
+    r"(?:shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?P<after>(?:[_-]of[_-]?[0-9]{1,7})?\.(?:pt|pth|bin))"
+)
 _TORCH = (".pt", ".pth", ".ckpt")
 # One file may have been compressed as a whole; `metrics.csv.gz` is none.
 SUFFIXES = (

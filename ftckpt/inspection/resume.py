@@ -28,7 +28,16 @@ from ftckpt.checkpoint.optimizer_states import NamedState, StateShape, named_sta
 from ftckpt.findings import counted, listed
 
 from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
-from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow, is_setting
+from .training_state import (
+    HELD_BY_TENSORS,
+    MASTERS,
+    MOMENTS,
+    STEP,
+    TABLE,
+    WEIGHTS,
+    StateRow,
+    is_setting,
+)
 
 
 class Presence(StrEnum):
@@ -110,6 +119,7 @@ def resume_check(
 def _perhaps(item: ResumeItem, found: Found) -> ResumeItem:
     """Doubt that something is absent while content is not understood, or was not read."""
     may = [*found.unknown, *(found.numbers if item.key in HELD_BY_A_NUMBER else ())]
+    may += found.texts if item.key not in HELD_BY_TENSORS else ()
     if not may:
         return item
     reason = f"nothing shows it, and what is not understood may hold it: {listed(may, SHOWN)}"

@@ -18,6 +18,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.steps import StepRole, role_of
 from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.own_files import is_own
+from ftckpt.storage.state_files import is_text_of_state, may_hold_tensors
 
 from .training_state import about, is_setting
 
@@ -87,13 +88,7 @@ _NOTHING = frozenset({"text", "empty"})
 # Part of the optimizer, which the resume check judges by the tensors; Megatron-FSDP's is last.
 GROUPS = re.compile(r"(?:^|[./:])param_(?:groups?|to_group_meta)(?=[./:]|$)")
 _RANK = re.compile(r"(?a)(rank[_-]?)\d+")
-# Files beside a checkpoint that hold state, and JSON that may hold counters.
-_STATE_FILE = re.compile(r"\.(?:pt|pth|bin|pkl|pickle|ckpt|npz|npy|tar|distcp)$", re.IGNORECASE)
-_COUNTERS_FILE = re.compile(
-    r"(?:^|[/_.-])(?:state|train\w*|meta\w*|progress|steps?|status|iter\w*)[^/]*\.json$",
-    re.IGNORECASE,
-)
-_NO_STATE = re.compile(r"(?:^|/)(?:training_args\.bin|(?:pre)?tokenizer[^/]*)$")
+_NO_STATE = re.compile(r"(?:^|/)(?:pre)?tokenizer[^/]*$")
 
 
 @dataclass
@@ -104,6 +99,7 @@ class Found:
         shown: key of a row of the table -> names of what is that, by its content.
         unknown: names of what was not understood or not read, and so may be anything.
         numbers: names of whole numbers that stand for something: a step, a position in the data.
+        texts: small files that were not read, and may hold any state but tensors.
         names: of all that was read, with the rank in front.
         read: the objects that were read.
     """
@@ -111,6 +107,7 @@ class Found:
     shown: dict[str, list[str]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
@@ -166,10 +163,11 @@ def look(checkpoint: Checkpoint, contents: Contents) -> Found:
     for one, others in alike.items():
         for key in found.of(one):
             found.shown[key] += others
-    strays = [n for n in _strays(checkpoint) if _STATE_FILE.search(n) and not _NO_STATE.search(n)]
-    found.unknown = [*unread, *strays]
+    strays = list(_strays(checkpoint))
+    held = [n for n in strays if _may_be_state(n) and not _NO_STATE.search(n)]
+    found.unknown = [*unread, *checkpoint.unread, *held]
     _keep_unknown(checkpoint, leaves, found)
-    found.numbers += [n for n in _strays(checkpoint) if _COUNTERS_FILE.search(n)]
+    found.texts = [n for n in strays if is_text_of_state(n)]
     return found
 
 
@@ -192,6 +190,10 @@ def _choose(checkpoint: Checkpoint) -> tuple[list[str], dict[str, list[str]], li
         if names[_RANKS_READ:]:
             alike[chosen[0]] = names[_RANKS_READ:]
     return read, alike, unread
+
+
+def _may_be_state(name: str) -> bool:
+    return may_hold_tensors(name) or name.endswith(".npy")
 
 
 def _strays(checkpoint: Checkpoint) -> Iterator[str]:

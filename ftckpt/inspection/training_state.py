@@ -77,6 +77,8 @@ MASTERS = StateRow(
     "Updates smaller than half a unit of the 16-bit weights are lost: the restart rounds what the"
     " optimizer had accumulated in 32 bits.",
 )
+# What nothing but tensors can hold.
+HELD_BY_TENSORS = frozenset({WEIGHTS.key, MOMENTS.key, MASTERS.key})
 STEP = StateRow(
     "step",
     "step counter",

@@ -44,12 +44,21 @@ _OF_STATE = frozenset(
     {
         "meta", "state", "states", "progress", "counter", "counters", "step", "steps", "trainer",
         "training", "train", "loop", "rng", "random", "scheduler", "schedule", "dataloader",
-        "loader", "sampler", "optimizer",
+        "loader", "sampler", "optimizer", "optim", "scaler", "sched", "callbacks", "extra",
     }
 )  # fmt: skip
 _OF_SETTINGS = frozenset(
     {"args", "arguments", "config", "configs", "settings", "hparams", "parameters", "params"}
 )
+# What describes a model and its texts.
+_OF_MODELS = frozenset(
+    {
+        "tokenizer", "tokenizers", "vocab", "vocabulary", "tokens", "merges", "generation",
+        "preprocessor", "processor", "template", "index", "modules", "model", "adapter", "card",
+        "dict", "dictionary", "labels", "version", "manifest", "metadata",
+    }
+)  # fmt: skip
+_TEXT_OF_STATE = re.compile(r"[^.].*\.(?:json|ya?ml|toml|txt|msgpack|csv)", re.IGNORECASE)
 # What a job writes about itself, as often as it likes.
 _OF_RESULTS = frozenset(
     {
@@ -59,6 +68,7 @@ _OF_RESULTS = frozenset(
         "requirements", "environment", "notes",
     }
 )  # fmt: skip
+_OF_NOTES = frozenset({"readme", "license", "licence", "notice", "use", "policy"})
 _NUMBER = re.compile(r"\d+")
 # Bytes that no text has; a coloured log has ESC.
 _BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
@@ -90,19 +100,44 @@ def parts_among(names: Iterable[str], prefix: str = "") -> frozenset[str]:
     return frozenset(without_numbers(prefix + name) for name in held)
 
 
-def tells_state(name: str) -> bool | None:
-    """Say whether a small file or a folder of a save tells state that a resume needs, by its name.
+def tells_state(path: str) -> bool | None:
+    """Say whether a file of a save tells state that a resume needs, by its path below the save.
 
     Returns:
-        False for what describes the model or the job (`config.json`, a tokenizer), which other
-        saves have as well; None for results and notes, and for any other file.
+        False for what describes the model or the job (`config.json`, a tokenizer) and for other
+        tensors (an export), which other saves have as well or can be made again; None for results
+        and notes, for a shard, of which others hold the rest, and for any other file.
     """
-    if not name.endswith("/") and _SMALL.fullmatch(name) is None:
+    folders, _, name = path.rpartition("/")
+    tensors = may_hold_tensors(name)
+    if not (tensors or _SMALL.fullmatch(name)) or is_exported(path):
         return None
-    words = frozenset(re.findall(r"[a-z]+", (name.rpartition(".")[0] or name).lower()))
-    if name.startswith((".", "__")) or words & _OF_RESULTS:
+    if any(part.startswith((".", "__")) for part in path.split("/")):
         return None
-    return not name.endswith("/") and bool(words & _OF_STATE) and not words & _OF_SETTINGS
+    words = _words_of(name)
+    if (words | _words_of(folders)) & _OF_RESULTS:
+        return None
+    state = words & _OF_STATE or (tensors and _words_of(folders) & _OF_STATE)
+    if state and not words & _OF_SETTINGS:
+        return True
+    return None if tensors and "#" in without_numbers(name) else False
+
+
+def _words_of(path: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z]+", (path.rpartition(".")[0] or path).lower()))
+
+
+def is_text_of_state(path: str) -> bool:
+    """Say whether a small file may hold state that a resume needs, by its path.
+
+    So may any that no word in its name calls a description of the model or the job, or results.
+    """
+    name = path.rpartition("/")[2]
+    if _TEXT_OF_STATE.fullmatch(name) is None:
+        return False
+    words = _words_of(name)
+    about = words & (_OF_RESULTS | _OF_SETTINGS | _OF_MODELS | _OF_NOTES)
+    return bool(words & _OF_STATE) or not about
 
 
 def is_text(head: bytes) -> bool:

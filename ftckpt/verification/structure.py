@@ -31,8 +31,9 @@ from ftckpt.storage.source import (
     followed_links,
     leads_nowhere,
 )
-from ftckpt.storage.state_files import is_exported, may_hold_tensors
+from ftckpt.storage.state_files import is_exported, is_text_of_state, may_hold_tensors
 from ftckpt.storage.store import EntryKind
+from ftckpt.strict_json import is_cut
 
 from .evidence import ASKED_FOR, Report
 from .moments import check_states, check_weights
@@ -223,6 +224,7 @@ def _check_strays(
         more = len(unread) - _STRAYS_NAMED
         what = f"{more} more files may hold tensors, and are of no part that was read"
         yield finding("unknown-part", what)
+    yield from _check_texts(checkpoint, strays)
     strays = sorted(set(strays) - set(unread))
     for name in strays[:_STRAYS_NAMED]:
         left = " (left by a write that was killed)" if is_leftover(name) else ""
@@ -230,6 +232,27 @@ def _check_strays(
     if len(strays) > _STRAYS_NAMED:
         more = len(strays) - _STRAYS_NAMED
         yield finding("stray-file", f"{more} more files are part of nothing here")
+
+
+def _check_texts(checkpoint: Checkpoint, strays: Iterable[str]) -> Iterator[Finding]:
+    """Yield JSON files of a trainer's state, which no format reads, of which the end is not there.
+
+    Steps below a checkpoint are checkpoints of their own.
+    """
+    entries = checkpoint.source.entries
+    texts = [
+        Extent(name, 0, entries[name].size)
+        for name in strays
+        if name.endswith(".json")
+        and is_text_of_state(name)
+        and entries[name].kind is EntryKind.FILE
+        and 0 < entries[name].size < _MOST_JSON
+        and not any(step_in_name(folder) is not None for folder in name.split("/")[:-1])
+    ][:_MOST_SMALL]
+    for extent, raw in zip(texts, checkpoint.source.read_stored(texts), strict=True):
+        if is_cut(raw):
+            what = f"{extent.file} is cut: its JSON does not end"
+            yield finding("bad-index", what, file=extent.file)
 
 
 def _may_be_part(checkpoint: Checkpoint, name: str) -> bool:
