@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 
 from ftckpt.storage.state_files import without_numbers
 
-from .step_names import SUFFIXES, is_file_of_step
+from .step_names import FILE_OF_ROLE, SUFFIXES, is_file_of_step
 
 # A word for a place in a grid of ranks, what counts there, and the numbers: `tp_rank_00`, `mp0`,
 # `rank_world_size=0_2`, `rank_0_of_2`, `-0-of-2`.
@@ -59,7 +59,7 @@ def pieces_among(names: Iterable[str]) -> frozenset[str]:
     groups: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
     told = set()
     for name in names:
-        if not name.endswith(SUFFIXES) or is_file_of_step(name):
+        if not name.endswith(SUFFIXES) or is_file_of_step(name) or FILE_OF_ROLE.fullmatch(name):
             continue
         places = list(_PLACE.finditer(name))
         if places:

@@ -121,10 +121,12 @@ def _lost(
     mine, *theirs = (_names_in(root, one) for one in steps)
     if len(mine) >= _NAMES:
         return None
+    # One rank's `rng_state.pth` is `rng_state_0.pth` in a job of several.
+    own = {_of_any_ranks(shape) for shape in mine}
     absent = {
         shape: tells_state(shape)
         for shape in theirs[0]
-        if shape not in mine and all(shape in their for their in theirs)
+        if _of_any_ranks(shape) not in own and all(shape in their for their in theirs)
     }
     state = sorted(shape for shape, told in absent.items() if told)
     lost = state or sorted(shape for shape, told in absent.items() if told is False)
@@ -148,6 +150,10 @@ def _lost(
     if certain:
         return SmallFiles(f"{what}: its save was not finished, or it was lost", certain=True)
     return SmallFiles(f"{what}: it was lost, or is not saved every time", certain=False)
+
+
+def _of_any_ranks(shape: str) -> str:
+    return re.sub(r"[._-]?#", "", shape)
 
 
 def _fewer(mine: Names, theirs: Sequence[Names]) -> list[str]:
