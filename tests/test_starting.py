@@ -46,8 +46,8 @@ MOST = {
     # and what the steps beside one have of files that nothing in it counts. convert: the sums that
     # prove what is written by one reading of the source.
     # All: what other packages add, what one piece of a save is, and the series that it is of.
-    "inspect": 158, "structure": 158, "content": 170, "values": 182, "to safetensors": 254,
-    "to dcp": 254, "pack": 268, "latest": 171, "gc": 209,
+    "inspect": 160, "structure": 160, "content": 172, "values": 184, "to safetensors": 257,
+    "to dcp": 257, "pack": 270, "latest": 173, "gc": 211,
 }  # fmt: skip
 ALONE = """
 import sys
@@ -215,7 +215,8 @@ def test_a_verb_loads_no_more_modules_than_it_did(tmp_path: Path) -> None:
 
 
 def test_every_reader_is_named_here() -> None:
-    assert {one.name for one in FORMATS if not isinstance(one, Recognised)} == set(READERS)
+    named = {one.name for one in FORMATS if not isinstance(one, Recognised)}
+    assert named - {"pieces"} == set(READERS)  # refuses what it knows
     for module in READERS.values():
         path = Path(__file__).parents[1].joinpath("formats", *module.split("."))
         assert path.with_suffix(".py").exists()

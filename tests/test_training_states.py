@@ -34,7 +34,7 @@ NO_EVIDENCE = ".safetensors"
 # The optimizer numbers its parameters, and two have one shape: nothing says which is which.
 NUMBERED = frozenset({"trainer", "trainer_peft", "accelerate", "accelerate_two"})
 # Frozen parameters, of which no optimizer keeps anything.
-FROZEN = frozenset({"bf16", "lora_z2", "lora_z3", "off", "wrap", "z1", "z2", "z3"})
+FROZEN = frozenset({"bf16", "lora_z2", "lora_z3", "wrap", "z1", "z2", "z3"})
 NO_OPTIMIZER = frozenset({"hsdp", "ranklocal", "tp-dcp", "singleton"})
 
 

@@ -106,8 +106,14 @@ def test_strictness_from_the_environment(here: Path, value: str, code: int) -> N
     assert ("steps" in document["strict"]) == (code == 4)
 
 
-def test_what_trainers_pickle_of_their_own_is_known() -> None:
-    done = ftckpt("verify", DATA / "pickles/training_args.bin", "--strict=opaque")
+def test_what_trainers_pickle_of_their_own_is_known(tmp_path: Path) -> None:
+    import torch
+
+    alone = ftckpt("verify", DATA / "pickles/training_args.bin")
+    assert alone.returncode == 13  # it holds settings, and no state
+    shutil.copy(DATA / "pickles/training_args.bin", tmp_path)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    done = ftckpt("verify", tmp_path, "--strict=opaque")
     assert done.returncode == 0, done.stderr
 
 

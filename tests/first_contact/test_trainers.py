@@ -89,9 +89,7 @@ def test_gc_drops_none_of_them_as_abandoned(tmp_path: Path) -> None:
         os.utime(path, (long_ago, long_ago))
     weights(run / "40" / "model.safetensors")
     plan = ftckpt_json("gc", str(run), "--keep-last", "2", "--min-survivors", "1")
-    assert not [
-        row for row in plan["plan"]["decisions"] if row["entry_class"] in ("ABANDONED", "STAGING")
-    ]
+    assert not [row for row in plan["plan"]["decisions"] if row["entry_class"] == "ABANDONED"]
 
 
 def hugging_face(folder: Path, arguments: object) -> Path:

@@ -33,7 +33,7 @@ def test_the_page_shows_it() -> None:
 
 
 def test_every_format_that_is_read_is_in_it() -> None:
-    read = {one.name for one in FORMATS if not isinstance(one, Recognised)}
+    read = {one.name for one in FORMATS if not isinstance(one, Recognised)} - {"pieces"}
     assert {row.format for row in LAYOUTS} == read
 
 
