@@ -38,6 +38,18 @@ _HOLDS = "holds files"
 Names = Mapping[str, Set[str]]
 
 
+class Held(NamedTuple):
+    """The files below a step.
+
+    Attributes:
+        names: each name without numbers, and those that have it.
+        levels: how many levels were looked at whole: a file of a deeper one is not known to lack.
+    """
+
+    names: Names
+    levels: int
+
+
 class SmallFiles(NamedTuple):
     """What a step lacks.
 
@@ -92,12 +104,12 @@ def may_lack_some(url: str, options: StoreOptions) -> bool:
         ]
         if not beside:
             return False
-        mine = _names(store, name)
+        mine = _held(store, name).names
         nearest = sorted(beside, key=lambda other: _distance(other, name))[:_TRIED]
         return any(
             len(held) > len(mine.get(shape, ())) and tells_state(shape) is not None
             for other in nearest
-            for shape, held in _names(store, other).items()
+            for shape, held in _held(store, other).names.items()
         )
     except FtckptError:
         return False
@@ -118,9 +130,11 @@ def _lost(
     if not sides:
         return None
     steps = (child.candidate, *sides)
-    mine, *theirs = (_names_in(root, one) for one in steps)
-    if len(mine) >= _NAMES:
-        return None
+    (mine, levels), *others = (_held_in(root, one) for one in steps)
+    theirs = [
+        {shape: names for shape, names in one.names.items() if shape.count("/") < levels}
+        for one in others
+    ]
     # One rank's `rng_state.pth` is `rng_state_0.pth` in a job of several.
     own = {_of_any_ranks(shape) for shape in mine}
     absent = {
@@ -194,28 +208,29 @@ def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in folders if root.recognise(one) is not None][:2]
 
 
-def _names_in(root: Root, candidate: Candidate) -> Names:
+def _held_in(root: Root, candidate: Candidate) -> Held:
     """Return the names of a step of a root, which several of its neighbours ask for."""
     path = candidate.entry.path
-    return root.known.answer(_HOLDS, candidate.path, lambda: _names(root.store, path))
+    return root.known.answer(_HOLDS, candidate.path, lambda: _held(root.store, path))
 
 
 def tell_names(root: Root, candidate: Candidate, store: Store) -> None:
     """Tell a root the names of a step that `store` has listed."""
-    root.known.told(_HOLDS, candidate.path, _names(store, candidate.entry.path))
+    root.known.told(_HOLDS, candidate.path, _held(store, candidate.entry.path))
 
 
-def _names(store: Store, path: str) -> Names:
-    """Return the files below a step: each name without numbers, and those that have it.
+def _held(store: Store, path: str) -> Held:
+    """Return the files below a step.
 
     Of folders inside those that a large store has many of, the names are not asked for.
     """
     found: dict[str, set[str]] = defaultdict(set)
     above = [""]
-    for _ in range(_DEPTH):
-        folders = []
+    for level in range(_DEPTH):
+        folders, cut = [], False
         for prefix in above:
             names = store.names(f"{path}/{prefix}".strip("/"), _NAMES)
+            cut = cut or len(names) >= _NAMES
             for name, kind in names.items():
                 if is_own(name):
                     continue
@@ -223,5 +238,9 @@ def _names(store: Store, path: str) -> Names:
                     found[without_numbers(prefix + name)].add(prefix + name)
                 elif not name.startswith((".", "__")):
                     folders.append(f"{prefix}{name}/")
-        above = folders if len(folders) <= _FOLDERS else []
-    return found
+        if cut:
+            return Held(found, level)
+        if len(folders) > _FOLDERS:
+            return Held(found, level + 1)
+        above = folders
+    return Held(found, _DEPTH)

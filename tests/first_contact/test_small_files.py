@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import ftckpt
+from ftckpt.discovery import small_files
 from ftckpt.errors import ExitCode
 from ftckpt.storage.state_files import tells_state
 from tests.json_run import ftckpt_json
@@ -207,3 +208,23 @@ def test_a_folder_of_weights_beside_a_trainers_state_is_missed(lost: str, tmp_pa
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     code, kinds = judged(steps[2])
     assert (code, "missing-part" in kinds) == (INCOMPLETE, True)
+
+
+def test_what_was_not_looked_at_is_not_lacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of more names, or more folders, than are looked at: the rest of them may be there."""
+    *_, last = run(tmp_path)
+    for number in range(20):
+        put(last / f"shard_{number:02}" / "log.txt")
+    for step in last.parent.iterdir():
+        put(step / "zz" / "rng_state.json", step=1)
+    (last / "zz" / "rng_state.json").rename(last / "zz" / "other.json")
+    assert ftckpt.verify(str(last)).code is not ExitCode.INCOMPLETE  # 21 folders: none is opened
+    monkeypatch.setattr(small_files, "_FOLDERS", 64)
+    assert ftckpt.verify(str(last)).code is ExitCode.INCOMPLETE
+    monkeypatch.setattr(small_files, "_NAMES", 20)
+    (last / "meta.json").unlink()
+    assert ftckpt.verify(str(last)).code is not ExitCode.INCOMPLETE
+    monkeypatch.setattr(small_files, "_NAMES", 4096)
+    assert ftckpt.verify(str(last)).code is ExitCode.INCOMPLETE
