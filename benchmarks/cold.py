@@ -21,8 +21,8 @@ import side_by_side
 from dcp_data import save_dcp
 from side_by_side import Contestant, compare, ftckpt_command, workplace
 
+from ftckpt import seal
 from ftckpt.amounts import size as size_in_bytes
-from ftckpt.api import seal
 from ftckpt.storage.local.pagecache import in_memory, resident_pages
 
 _STILL = 0.01  # of the pages; read-ahead of a neighbour may bring some back

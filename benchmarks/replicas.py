@@ -26,8 +26,8 @@ from typing import Any
 import side_by_side
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
+from ftckpt import open_checkpoint, seal
 from ftckpt.amounts import size as size_in_bytes
-from ftckpt.api import open_checkpoint, seal
 from ftckpt.extents import BLOCK
 from ftckpt.replication.copy import copy
 from ftckpt.replication.options import ReplicationOptions

@@ -17,7 +17,7 @@ from pathlib import Path
 import side_by_side
 from side_by_side import workplace
 
-from ftckpt.api import convert, diff, open_checkpoint, verify
+from ftckpt import convert, diff, open_checkpoint, verify
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions

@@ -66,7 +66,7 @@ def command(
 
 def middle_of_a_tensor(path: str) -> tuple[str, int]:
     """Return the file and the offset of a byte in the middle of the largest weight."""
-    from ftckpt.api import open_checkpoint
+    from ftckpt import open_checkpoint
 
     checkpoint = open_checkpoint(path)
     largest = max(checkpoint.tensors.values(), key=lambda info: info.nbytes)

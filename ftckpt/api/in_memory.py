@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
+from ftckpt.operations.definition import lenient
 from ftckpt.operations.opening import STORES
 from ftckpt.operations.tables import read_rules
 from ftckpt.progress import NULL, Counter
@@ -59,6 +60,7 @@ class LoadFlags(RequestFlags, total=False):
     jobs: int
 
 
+@lenient
 def load(
     place: Checkpoint | str,
     *,

@@ -221,9 +221,10 @@ def lenient(function: Callable[P, R]) -> Callable[P, R]:
         """Return which parameters take several texts, and all that there are."""
         kinds = {one.name: one.kind for one in taken(function)}
         several = {name for name, kind in kinds.items() if get_origin(kind) is Sequence}
-        hints = function.__annotations__.items()
+        flags = _of_flags(function)
+        hints = (*function.__annotations__.items(), *flags.items())
         several.update(name for name, hint in hints if str(hint).startswith("Sequence["))
-        return frozenset(several), frozenset((*kinds, *shape))
+        return frozenset(several), frozenset((*kinds, *shape, *flags))
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -238,6 +239,15 @@ def lenient(function: Callable[P, R]) -> Callable[P, R]:
         )
 
     return called
+
+
+def _of_flags(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the keywords of `**flags: Unpack[SomeTypedDict]`, and what each is said to be."""
+    for parameter in signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            flags = get_args(_evaluated(parameter.annotation, function))[0]
+            return {name: kind.__forward_arg__ for name, kind in flags.__annotations__.items()}
+    return {}
 
 
 def call(function: Callable[..., R], given: Mapping[str, Any]) -> R:

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ftckpt.api import open_checkpoint
+from ftckpt import open_checkpoint
 from ftckpt.torch import Reader
 
 dcp: Any = checkpoint

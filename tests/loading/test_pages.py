@@ -12,7 +12,7 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-from ftckpt import api
+import ftckpt
 from ftckpt.formats.state.job_settings import KnowsMembers
 from tests.formats.dcp.fsdp2_loading import Model, trained
 
@@ -108,7 +108,7 @@ def test_what_others_have_saved_is_loaded_as_pasted(
 ) -> None:
     shutil.copytree(DATA / sample, tmp_path / "run" / name)
     monkeypatch.chdir(tmp_path)
-    opened = api.open_checkpoint(f"run/{name}")
+    opened = ftckpt.open_checkpoint(f"run/{name}")
     held = {key: info for key, info in opened.tensors.items()
             if info.component == "model" and ":" not in key}  # fmt: skip
     alone = {key.partition(":")[2]: info for key, info in opened.tensors.items()

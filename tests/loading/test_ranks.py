@@ -12,7 +12,7 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from ftckpt import api
+import ftckpt
 from tests import campaign
 from tests.builders.jobs import run_job
 from tests.formats.dcp.fsdp2_loading import trained
@@ -96,7 +96,7 @@ def test_jobs_train_on(ranks: int, saves: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_an_error_on_every_rank(saves: Path, tmp_path: Path) -> None:
-    opened = api.open_checkpoint(str(saves / "dcp"))
+    opened = ftckpt.open_checkpoint(str(saves / "dcp"))
     place = opened.payload(opened.tensors["embed.weight"].pieces[0]).extent
     last = place.offset + place.length - 1  # in the rows of the last rank alone
     for name in ("flipped", "lost", "cut", "metadata", "quiet"):

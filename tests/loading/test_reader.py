@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from ftckpt import api
+import ftckpt
 from ftckpt import load as ftckpt_load
 from ftckpt.errors import (
     CorruptError,
@@ -201,7 +201,7 @@ def flip(path: Path, at: int) -> None:
 
 def place_of(checkpoint: Path, key: str) -> tuple[Path, int]:
     """Return a file, and where the elements of a tensor begin in it."""
-    opened = api.open_checkpoint(str(checkpoint))
+    opened = ftckpt.open_checkpoint(str(checkpoint))
     payload = opened.payload(opened.tensors[key].pieces[0])
     file = checkpoint / payload.extent.file if checkpoint.is_dir() else checkpoint
     return file, payload.extent.offset
@@ -210,7 +210,7 @@ def place_of(checkpoint: Path, key: str) -> tuple[Path, int]:
 @pytest.mark.parametrize("name", ["dcp", "plain.pt"])
 def test_one_flipped_bit_is_an_error(saved: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / name
-    api.copy(str(saved / name), str(copy))
+    ftckpt.copy(str(saved / name), str(copy))
     for manifest in tmp_path.rglob("*ftckpt*.json"):
         manifest.unlink()
     flip(*(place := place_of(copy, "embed.weight"))[:1], place[1] + 5)
@@ -238,7 +238,7 @@ def test_blocks_of_the_manifest_are_checked(tmp_path: Path) -> None:
     reader = Reader(folder)
     dcp.load({name: torch.empty(40, 50) for name in tensors}, storage_reader=reader)
     assert reader.report.evidence.none == 4 * 8000  # nothing is recorded of it
-    api.seal(str(folder))
+    ftckpt.seal(str(folder))
     state = {name: torch.empty(40, 50) for name in tensors}
     reader = Reader(folder)
     dcp.load(state, storage_reader=reader)
@@ -331,7 +331,7 @@ def test_codes_are_not_taken_for_numbers() -> None:
     from ftckpt.checkpoint.dtypes import DTYPES
     from ftckpt.formats.quantised.dequantise import dequantised
 
-    truth = dequantised(api.open_checkpoint(str(place)), DTYPES["bfloat16"])
+    truth = dequantised(ftckpt.open_checkpoint(str(place)), DTYPES["bfloat16"])
     for name, tensor in asked.items():
         assert torch.equal(tensor, truth[rows[name].key].torch().bfloat16()), name
 
@@ -410,7 +410,7 @@ def test_the_limit_of_addresses_is_left_alone(saved: Path, monkeypatch: pytest.M
 
 @pytest.mark.s3
 def test_a_bucket_is_loaded_from(saved: Path, s3_url: str) -> None:
-    api.copy(str(saved / "dcp"), f"{s3_url}/step-3")
+    ftckpt.copy(str(saved / "dcp"), f"{s3_url}/step-3")
     weights = Model().state_dict()
     reader = Reader(f"{s3_url}@latest")
     dcp.load({"model": weights}, storage_reader=reader)
@@ -425,7 +425,7 @@ def test_files_on_several_disks_are_one_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name / "actor").mkdir(parents=True)
     for number, file in enumerate(sorted(sample.iterdir())):
         shutil.copy(file, tmp_path / ("one", "two")[number % 2] / "actor")
-    truth = api.open_checkpoint(str(sample))
+    truth = ftckpt.open_checkpoint(str(sample))
     reader = Reader(tmp_path / "one" / "actor", also=tmp_path / "two" / "actor")  # type: ignore[arg-type]
     table, _ = reader._known()
     state = {r.listed: torch.zeros(r.shape, dtype=getattr(torch, r.dtype)) for r in table.rows}
@@ -448,7 +448,7 @@ def test_a_delta_is_loaded_with_its_base(tmp_path: Path) -> None:
     table, _ = reader._known()
     state = {r.listed: torch.zeros(r.shape, dtype=getattr(torch, r.dtype)) for r in table.rows}
     dcp.load(state, storage_reader=reader)
-    truth = api.open_checkpoint(str(place), bases=bases)
+    truth = ftckpt.open_checkpoint(str(place), bases=bases)
     for row in table.rows:
         got, want = state[row.listed].view(-1), truth[row.key].torch().view(-1)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), row.key

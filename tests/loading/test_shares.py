@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from ftckpt import api
+import ftckpt
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import CorruptError
@@ -48,7 +48,7 @@ def rows_of(content: Content, key: str, rank: int, ranks: int) -> Shard:
 )  # fmt: skip
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_each_record_is_checked_by_one_rank(sample: str, ranks: int) -> None:
-    checkpoint = api.open_checkpoint(str(DATA / sample))
+    checkpoint = ftckpt.open_checkpoint(str(DATA / sample))
     content = Content.of(checkpoint)
     keys = [key for key, one in content.tensors.items() if one.shape and one.shape[0] >= ranks]
     asked = [[rows_of(content, key, rank, ranks) for key in keys] for rank in range(ranks)]
@@ -79,8 +79,8 @@ def test_each_record_is_checked_by_one_rank(sample: str, ranks: int) -> None:
 def test_a_block_is_checked_by_one_rank(tmp_path: Path) -> None:
     arrays = {f"w{n}": np.random.default_rng(n).standard_normal((ROWS, COLUMNS)) for n in range(6)}
     save_file(arrays, tmp_path / "model.safetensors")
-    api.seal(str(tmp_path))
-    checkpoint = api.open_checkpoint(str(tmp_path))
+    ftckpt.seal(str(tmp_path))
+    checkpoint = ftckpt.open_checkpoint(str(tmp_path))
     content = Content.of(checkpoint)
     manifest = find(checkpoint.source)
     asked = [[rows_of(content, key, rank, 3) for key in arrays] for rank in range(3)]
@@ -121,7 +121,7 @@ def test_small_blocks_are_read_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         evidence, "block_length", lambda size, number: min(small, size - number * small)
     )
-    checkpoint = api.open_checkpoint(str(path))
+    checkpoint = ftckpt.open_checkpoint(str(path))
     content = Content.of(checkpoint)
     for keys in (list(arrays), list(arrays)[3:17:4]):
         made = [target(content.whole(key)) for key in keys]
@@ -147,7 +147,7 @@ def test_elements_are_cast_and_padding_is_zero(tmp_path: Path) -> None:
 
     array = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
     save_file({"w": array}, tmp_path / "model.safetensors")
-    checkpoint = api.open_checkpoint(str(tmp_path / "model.safetensors"))
+    checkpoint = ftckpt.open_checkpoint(str(tmp_path / "model.safetensors"))
     content = Content.of(checkpoint)
     memory, want = target(content.whole("w"), "float16")
     fill(checkpoint, [want], LoadEvidence(off=True), work=Work())
@@ -164,7 +164,7 @@ def test_a_reading_is_never_longer_than_a_span(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"big": np.zeros((3000, 2000), np.float32)}
     arrays |= {f"s{n:03}": np.zeros(100, np.float32) for n in range(300)}
     save_file(arrays, tmp_path / "model.safetensors")
-    checkpoint = api.open_checkpoint(str(tmp_path / "model.safetensors"))
+    checkpoint = ftckpt.open_checkpoint(str(tmp_path / "model.safetensors"))
     content = Content.of(checkpoint)
     filler = Filler(checkpoint)
     columns = [target(content.part("big", Box((0, 0), (3000, 900))))[1]]
