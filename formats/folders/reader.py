@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations, zip_longest
 
 from ftckpt.checkpoint import (
@@ -70,17 +69,6 @@ class FolderCheckpoint(BundleCheckpoint):
     def resharded_part(self) -> str:
         """No trainer is known, so none of the parts can be written again alone."""
         return ""
-
-    @cached_property
-    def _owner_of(self) -> Mapping[str, OpenedPart]:
-        """The part that reads each file; of two that list it, the one whose folder is nearer."""
-        found: dict[str, OpenedPart] = {}
-        for part in sorted(self.parts, key=lambda part: len(part.prefix)):
-            found.update((part.prefix + name, part) for name in part.checkpoint.source.entries)
-        return found
-
-    def _part_of(self, file: str) -> OpenedPart:
-        return self._owner_of[file]
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what the parts find, what no part reads, and that nothing holds a tensor."""

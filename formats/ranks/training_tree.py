@@ -652,9 +652,7 @@ def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, A
     """Yield every optimizer state_dict in `tree`: itself, or below names and list indices."""
     if is_optimizer(tree):
         yield at, tree
-    elif (
-        len(at) < 5 and (isinstance(tree, (dict, list)) or type(tree) is tuple) and len(tree) <= 64
-    ):
+    elif len(at) < 5 and _is_container(tree) and len(tree) <= 64:
         members = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in members:
             yield from _find_optimizers(value, (*at, step_of(key)))
