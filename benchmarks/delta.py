@@ -59,7 +59,7 @@ from ftckpt.delta import (
     pair,
 )
 from ftckpt.delta.index.parse import parse_index
-from ftckpt.delta.pack.partition import divide
+from ftckpt.delta.pack.build import divide
 
 # The state is small, and the system may leave two new threads on one processor for 0.1 s.
 PASSES = 10

@@ -35,8 +35,7 @@ from ftckpt.own_files import MANIFEST
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords
 from ftckpt.parts.finish import gather
-from ftckpt.parts.plan import names_of, plan_of
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.plan import ShareRecord, names_of, plan_of
 from ftckpt.parts.shared_folder import PARTS, PartsPlace
 from ftckpt.parts.shares import Shares
 from ftckpt.storage import StoreOptions, open_store

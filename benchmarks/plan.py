@@ -16,8 +16,8 @@ import side_by_side
 from side_by_side import Contestant, compare, run_ftckpt
 
 from ftckpt.planning import simulation
-from ftckpt.planning.models import asynchronous, exact
-from ftckpt.planning.models.inputs import CopyTier, Costs, Pattern
+from ftckpt.planning.models import asynchronous, young_daly
+from ftckpt.planning.models.spot import CopyTier, Costs, Pattern
 from tests.planning.models.plain_loop import background, blocking
 
 MTBF = 7593.75
@@ -86,8 +86,8 @@ def sweep() -> int:
 
     save, mtbf = (a.ravel() for a in np.meshgrid(np.geomspace(1, 600, 100),
                                                  np.geomspace(600, 1e6, 100)))  # fmt: skip
-    best = exact.optimum(save, mtbf)
-    exact.outcome(best, save, mtbf, restart=300.0, detect=60.0)
+    best = young_daly.optimum(save, mtbf)
+    young_daly.outcome(best, save, mtbf, restart=300.0, detect=60.0)
     asynchronous.outcome(best, 1.0, mtbf, flush=save, restart=300.0, detect=60.0)
     return 0
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from side_by_side import Contestant, compare, environment, machine, show
 
+from ftckpt.replay.processes import Settings
 from ftckpt.replay.run.one_run import environment as recorded
-from ftckpt.replay.settings import Settings
 
 WARM, STEPS = 2, 20
 SEQUENCE = 64

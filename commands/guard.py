@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.codes import CommandCode
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.render import printable
+from ftckpt.commands.cli.render import CommandCode, printable
 from ftckpt.errors import ExitCode
 from ftckpt.operations import guarding
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.render import Lines, table
+from ftckpt.commands.cli.render import MEANINGS, Lines, table
 from ftckpt.commands.cli.verbs import all_verbs, family, is_verb, load, names
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.operations.definition import argument, option
@@ -47,7 +46,7 @@ def command(
         rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
         text = table(("code>", "name", "retry", "meaning"), rows)
     elif topic == "environment":
-        from ftckpt.commands.manual.environment import environment_text
+        from ftckpt.commands.manual.contents import environment_text
 
         text = environment_text()
     elif is_verb(topic):

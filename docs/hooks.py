@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.manual.markdown import markdown_pages
+from ftckpt.commands.manual.contents import markdown_pages
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

@@ -21,14 +21,20 @@ from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import CorruptError, UnsafeError, UsageError
 from ftckpt.findings import Finding, counted, finding, from_error, listed
-from ftckpt.formats.huggingface.config import CONFIG, LARGEST, config_file, is_partial, read_config
-from ftckpt.formats.huggingface.wrapped_names import of_another_name
+from ftckpt.formats.huggingface.config import (
+    CONFIG,
+    LARGEST,
+    config_file,
+    is_partial,
+    of_another_name,
+    read_config,
+)
 from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.strict_json import shown
 
+from .families.facts import outputs_of
 from .families.shapes import ShapeRule, ShapeTable
 from .families.tables import Family, family, family_names
-from .families.tied import outputs_of
 from .siblings import Shapes, lost, misshapen
 
 _WHOLE = "ForCausalLM"

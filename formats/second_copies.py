@@ -22,12 +22,12 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import counted, finding, from_error, listed
-from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.huggingface.index import shard_name
 from ftckpt.formats.safetensors.names import INDEX, SUFFIX
 from ftckpt.formats.safetensors.reader import SafetensorsCheckpoint
 from ftckpt.formats.safetensors.weight_sets import WeightSet
 from ftckpt.formats.torchsave.reader import open_torchsave
-from ftckpt.formats.trainer_dirs.second_copy import second_copy
+from ftckpt.formats.trainer_dirs.weight_folders import second_copy
 
 # What torch.save's file of the weights is called beside a safetensors file of a stem.
 _PICKLED = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.storage.suggestions import hint_for_name
@@ -86,7 +86,7 @@ def _torchsave() -> Writer:
 
 
 def _safetensors_file() -> Writer:
-    from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
+    from ftckpt.formats.safetensors.layout import SafetensorsFileWriter
 
     return SafetensorsFileWriter()
 

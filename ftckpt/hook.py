@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @cache
 def _recorder() -> Recorder | None:
-    from ftckpt.replay.settings import read_settings
+    from ftckpt.replay.processes import read_settings
 
     settings = read_settings()
     if not settings.log:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ftckpt.storage.local import renaming
+from ftckpt.storage.local import folders
 from tests import campaign
 
 _CHANGES = (
@@ -90,7 +90,7 @@ def _run(work: Callable[[], object], point: int) -> None:
     try:
         for name in _CHANGES:
             setattr(os, name, counted(name, getattr(os, name)))
-        renaming.renameat2 = counted("rename", renaming.renameat2)
+        folders.renameat2 = counted("rename", folders.renameat2)
         work()
     except BaseException:
         import traceback

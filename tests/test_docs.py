@@ -15,9 +15,8 @@ import pytest
 from ftckpt import findings
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.app import run
-from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.render import json_text
+from ftckpt.commands.cli.render import MEANINGS, json_text
 from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
 from tests.builders.checkpoints import flip, save_dcp
 from tests.documented import DOCS, PAGES, ROOT, in_shell, scenes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.render import MEANINGS
 from ftckpt.errors import PRECEDENCE, ExitCode
 
 DOCS = Path(__file__).parents[1] / "docs"

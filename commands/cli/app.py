@@ -22,9 +22,9 @@ from . import watchdog
 from .environment import environment_name, is_secret, said_again
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
-from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
 from .verbs import RESUMABLE, VERBS, load, named, resolve
+from .watchdog import SignalError, answer_signals, leave, signals_caught
 
 # A command line that is longer is not said again.
 _SHOWN = 200

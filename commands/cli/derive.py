@@ -30,9 +30,9 @@ from ftckpt.reports import document
 from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
-from .codes import ALWAYS, MEANINGS
 from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
 from .invocation import Invocation, ProgressChoice
+from .render import ALWAYS, MEANINGS
 
 # What is asked for least stands last of a verb's own headings.
 RARE = "How it is done"

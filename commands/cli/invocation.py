@@ -16,8 +16,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.observer import Observer
 from ftckpt.storage import StoreOptions
 
-from .codes import CommandCode
-from .render import block, finding_line, printable
+from .render import CommandCode, block, finding_line, printable
 from .terminal import coloured, is_terminal, same_place, write
 
 if TYPE_CHECKING:

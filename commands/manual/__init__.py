@@ -10,14 +10,12 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.render import MEANINGS
 from ftckpt.commands.cli.verbs import VERBS, all_verbs
 from ftckpt.errors import PRECEDENCE
 from ftckpt.version import __version__
 
-from .contents import verb_help
-from .environment import environment_text
-from .roff import bold, example, paragraphs, plain, rows
+from .contents import bold, environment_text, example, paragraphs, plain, rows, verb_help
 
 
 def pages(verbs: Mapping[str, str] = VERBS) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ operation = estimating.plan_elastic
 
 def render(invocation: Invocation, report: ElasticReport, _: Mapping[str, Any]) -> Result:
     """Print the ways to go on, and what to wait for."""
-    from ftckpt.planning.models.elastic import percent_change
+    from ftckpt.planning.models.arithmetic import percent_change
 
     rows = [
         [way.name, way.per_gpu, way.accumulation, f"{way.batch:,}",

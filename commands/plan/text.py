@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ftckpt.amounts import brief_duration, decimal_bytes
 from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.planning import Model, Plan, Silent, Tiered
-from ftckpt.planning.bounds import Constraint
-from ftckpt.planning.models.outcome import Outcome
+from ftckpt.planning.models.young_daly import Outcome
+from ftckpt.planning.question import Constraint
 
 if TYPE_CHECKING:
-    from ftckpt.operations.planning.notes import Notes
+    from ftckpt.operations.planning.failures import Notes
 
 
 # In the order in which a reader meets them, and the letter that draws each in the terminal's plot.

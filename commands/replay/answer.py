@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftckpt.commands.cli.invocation import Result
 from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.errors import ExitCode
-from ftckpt.replay.record.events import BY_KEY
+from ftckpt.replay.record.log import BY_KEY
 
 if TYPE_CHECKING:
     from ftckpt.replay.compare.logs import Comparison

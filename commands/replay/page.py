@@ -15,7 +15,7 @@ from ftckpt.commands.pictures.webpage import safe as _safe
 from ftckpt.findings import counted
 from ftckpt.operations.definition import option
 from ftckpt.replay.compare.verdict import Verdict
-from ftckpt.replay.record.events import BY_KEY, EVENTS
+from ftckpt.replay.record.log import BY_KEY, EVENTS
 from ftckpt.storage.local.writable import check_file
 
 from .answer import remarks

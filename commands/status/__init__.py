@@ -67,7 +67,7 @@ def render(invocation: Invocation, report: Status, given: Mapping[str, Any]) -> 
     show(invocation, report)
     plot = invocation.options(PictureOptions).plot
     if plot:
-        from .timeline import draw
+        from .text import draw
 
         numbers = draw(report, plot)
         invocation.report(plot=plot, numbers=numbers)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftckpt.commands.cli.invocation import Invocation
-    from ftckpt.parts.watch import DividedState
+    from ftckpt.parts.finish import DividedState
 
 
 def show_parts(invocation: Invocation, report: Any) -> Result:

@@ -44,7 +44,6 @@ from .items import (
     rank_of,
     windows,
 )
-from .lightning_meta import lost_meta
 from .metadata import DcpMetadata, merge, parse_metadata
 from .names import (
     COMMON,
@@ -56,12 +55,13 @@ from .names import (
     RANK_METADATA,
     RUN_CONFIG,
     TRAIN_STATE,
+    lost_meta,
+    lost_own_files,
+    own_files,
 )  # fmt: skip
-from .per_rank_extras import lost_own_files, own_files
-from .scalars import read_scalars
 from .state import StateDicts, unfinished, unnamed
 from .subclasses import CutSubclass, Subclass, Subclasses, SupposedShards, find_subclasses
-from .tensors import homes_of, inner_infos, logical_tensors
+from .tensors import homes_of, inner_infos, logical_tensors, read_scalars
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
@@ -228,7 +228,7 @@ class DcpCheckpoint(Checkpoint):
         """The weights of bitsandbytes in codes and scales; their states are read."""
         if self.pairing is None:
             return {}
-        from ftckpt.formats.quantised.beside_codes import weights_of
+        from ftckpt.formats.quantised.pairing import weights_of
 
         return weights_of(self, self.pairing)
 
@@ -239,7 +239,7 @@ class DcpCheckpoint(Checkpoint):
             UnsupportedError: it has some.
         """
         if self.pairing is not None and self.pairing.pairs:
-            from ftckpt.formats.quantised.beside_codes import not_computed
+            from ftckpt.formats.quantised.pairing import not_computed
 
             raise not_computed(self, self.pairing)
         return self
@@ -515,7 +515,7 @@ def open_dcp(source: Source, kind: type[C]) -> C:
     with no_gc():
         notes = [*_replicas(meta), *_whole_copies(meta, source, markers[0])]
         if any(path[-1:] == ("param_names",) for path in meta.paths.values()):
-            from .numbered_states import named_paths
+            from .tensors import named_paths
 
             meta.named = named_paths(meta, source)
         checkpoint = _build(source, meta, markers, kind)
@@ -565,11 +565,11 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         implied=_implied(source, meta, markers),
     )
     if any(map(is_of_bitsandbytes, tensors)):
-        from ftckpt.formats.quantised.beside_codes import paired
+        from ftckpt.formats.quantised.pairing import paired
 
         checkpoint.pairing, checkpoint.tensors = paired(tensors)
     if meta.whole_copies > 1:
-        from .whole_copies import groups
+        from .checks import groups
 
         checkpoint.second_copies = frozenset(copy.item.path for copy in meta.copies)
         checkpoint.file_copies = groups(meta)
@@ -596,7 +596,7 @@ def _replicas(meta: DcpMetadata) -> list[Finding]:
     """Relate local replicas to their tensors, if a name says that there are some."""
     if not any("__shadow_" in name or ".__tp_replica_" in name for name in meta.tensors):
         return []
-    from .local_replicas import relate
+    from .tensors import relate
 
     return relate(meta)
 
@@ -605,7 +605,7 @@ def _whole_copies(meta: DcpMetadata, source: Source, file: str) -> list[Finding]
     """Relate the copies of all data files, if the metadata says that there are some."""
     if meta.whole_copies < 2:
         return []
-    from .whole_copies import relate
+    from .checks import relate
 
     return relate(meta, source.entries, file)
 

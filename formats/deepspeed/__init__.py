@@ -19,7 +19,7 @@ from ftckpt.storage.source import Source
 from .names import ZERO, deepspeed_files
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
 
     from .checkpoint import DeepSpeedCheckpoint
 

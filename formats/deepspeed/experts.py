@@ -33,8 +33,15 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .autoep import StackedLayer, StackedRows
-from .expert_names import ExpertLayer, ExpertName, StackedName, expert_name, group_ep
+from .autoep import (
+    ExpertLayer,
+    ExpertName,
+    StackedLayer,
+    StackedName,
+    StackedRows,
+    expert_name,
+    group_ep,
+)
 from .geometry import MOST, DeepSpeedGrid, ParameterPart, PlacedParameter
 from .names import SHOWN, DeepSpeedFile, FileRole
 from .states import ModelState, OptimizerState

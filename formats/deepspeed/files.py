@@ -12,13 +12,15 @@ from typing import Any
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job import LIKE, DeepSpeedJob
-from ftckpt.formats.deepspeed.job.file_state import PartitionRank
-from ftckpt.formats.deepspeed.job.rank_states import RoleStates, renamed_content, unplaced
-from ftckpt.formats.deepspeed.model.files import ModelFiles
-from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
-from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlatGroup, RankFlats
+from ftckpt.formats.deepspeed.job.rank_states import (
+    PartitionRank,
+    RoleStates,
+    renamed_content,
+    unplaced,
+)
+from ftckpt.formats.deepspeed.model.files import LayerStates, ModelFiles
+from ftckpt.formats.deepspeed.zero.flat_buffers import Group, RankFlatGroup, RankFlats
 from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree, PartitionedGroup
-from ftckpt.formats.deepspeed.zero.settings import Group
 from ftckpt.formats.state.world_size import world_notes
 from ftckpt.formats.torch_files.write_tree import CopiedTree, save
 from ftckpt.transfer.content import Content

@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.deepspeed.job.objects import FileObjects, read_layer, read_number, read_objects
 from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
-from ftckpt.formats.state.tied import aliases_of
+from ftckpt.formats.state.stored_names import aliases_of
 from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
-from .autoep import check_maps
+from .autoep import check_maps, group_ep
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
-from .expert_names import group_ep
 from .experts import ExpertLayers
 from .geometry import grid_of
 from .names import DeepSpeedFile, FileRole, check_grid, deepspeed_files

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import zip_longest
 
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.formats.deepspeed.zero.stage_zero import PlainOptimizer
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
+from .autoep import group_ep
 from .checkpoint import DeepSpeedCheckpoint
-from .expert_names import group_ep
 from .names import DeepSpeedFile, FileRole, deepspeed_files, refuse_unread
 from .parse_files import DeepSpeedParser
 from .states import OptimizerState, read_expert_optimizer, read_optimizer

@@ -16,8 +16,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box
-from ftckpt.checkpoint.rules import Rules
-from ftckpt.checkpoint.sharding import Slab, Split
+from ftckpt.checkpoint.sharding import Rules, Slab, Split
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Inert

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.deepspeed.from_example.layout import ExampleJobFiles
-from ftckpt.formats.deepspeed.job.models import stored_content
+from ftckpt.formats.deepspeed.from_example.state import ExampleJobFiles
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates, read_states
-from ftckpt.formats.deepspeed.job.read import read_job
-from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
+from ftckpt.formats.deepspeed.job.read import read_job, stored_content
+from ftckpt.formats.deepspeed.model.files import LayerStates
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
 

@@ -20,7 +20,7 @@ from ftckpt.storage.source import Source
 from .names import DATA, FORMAT
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.discovery.roots import Child, Root
 
     from .checkpoint import DeltaCheckpoint

@@ -39,8 +39,7 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
 
 def _of(root: Root, child: Child) -> Iterator[str]:
-    from ftckpt.delta.index.base_path import resolved
-    from ftckpt.delta.index.head import read_base
+    from ftckpt.delta.index.head import read_base, resolved
 
     from .chain import step_of
 

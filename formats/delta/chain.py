@@ -15,7 +15,7 @@ from shlex import quote
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta import NAME, BaseName, DeltaIndex
-from ftckpt.delta.index.base_path import resolved
+from ftckpt.delta.index.head import resolved
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.discovery.dropped import dropped_names
 from ftckpt.discovery.recognise import Format

@@ -16,7 +16,7 @@ from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, Stored
 from ftckpt.workers.budget import demand
 
 from .checkpoint import DeltaCheckpoint
-from .objects import FILES, PLAIN_REST, REST, original_places
+from .reader import FILES, PLAIN_REST, REST, original_places
 
 MOST_IN_MEMORY = 64 << 20  # bytes beside tensors that are compressed and restored as one
 _MOST_LIST = 512 << 20  # bytes of a list of files; as much as of an index

@@ -1,36 +1,103 @@
-"""Pack opened checkpoints: what `ftckpt.delta.pack.run` needs of the formats, put together."""
+"""Pack opened checkpoints: what `ftckpt.delta.pack.run` needs of the formats, put together.
+
+Store the state besides tensors, and the rest of the original files, in a delta.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
-from ftckpt.delta.index.objects import RecordFile
+from ftckpt.delta.index.objects import RecordEntry, RecordFile
+from ftckpt.delta.original_files import original_of, rest_of
 from ftckpt.delta.pack.assemble import Packable, PackOptions
 from ftckpt.delta.pack.report import PackReport
 from ftckpt.delta.pack.run import PackedByParts, pack
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import Delta
+from ftckpt.formats.safetensors.write_records import collect
 from ftckpt.formats.state.optimizer_settings import settings_of
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.manifest.locate import find
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored
 from ftckpt.transfer.places import place_of
 from ftckpt.verification import VerifyReport
 from ftckpt.workers import Work
 
 from .chain import manifest_digest
 from .checkpoint import DeltaCheckpoint
-from .records import record_file
+from .original import MOST_IN_MEMORY, compressed, has_original, original_of_delta
+from .reader import FILES, PLAIN_REST, REST, form_of, original_places
 
 if TYPE_CHECKING:
-    from ftckpt.delta.pack.by_parts import PackShare
+    from ftckpt.delta.pack.run import PackShare
+
+
+NAME = "objects.records"
+
+
+def record_file(content: Content) -> RecordFile:
+    """Return the records of all objects of `content`, as they are stored where that is possible.
+
+    Raises:
+        UnsupportedError: of an object no record can be made.
+        CorruptError, UnsafeError: one is damaged or hostile.
+    """
+    found = collect(content)
+    if found.unplaced:
+        listed = ", ".join(found.unplaced[:5])
+        raise UnsupportedError(
+            f"a delta has no place for {listed}", hint="ftckpt convert --drop NAME leaves it out"
+        )
+    entries = [
+        RecordEntry(info.name, form_of(record), info.rank, info.extent.offset, info.extent.length)
+        for info, record in found.records
+    ]
+    segments = list(found.segments)
+    end = sum(segment.nbytes for segment in segments)
+    bytes_in = sum(entry.length for entry in entries)
+    for form, parts, held in _original(content):
+        length = sum(part.nbytes for part in parts)
+        name = f"ftckpt.{form.partition(',')[0]}"
+        entries.append(RecordEntry(name, form, None, end, length))
+        segments += parts
+        end += length
+        bytes_in = bytes_in if held is None else held
+    files = (OutputFile(NAME, segments),) if segments else ()
+    return RecordFile(files, tuple(entries), bytes_in)
+
+
+def _original(content: Content) -> Iterator[tuple[str, Sequence[Segment], int | None]]:
+    """Yield the list of the source's files, and what they hold beside tensors, if that is little.
+
+    With each its form and, of the latter, how many bytes it is. A delta has them of what was packed
+    first.
+    """
+    checkpoint = content.checkpoint
+    if isinstance(checkpoint, DeltaCheckpoint):
+        if has_original(checkpoint):
+            size = original_of_delta(checkpoint).rest_bytes
+            for form, place in original_places(checkpoint.index).items():
+                yield form, [Stored(place)], None if form == FILES else size
+        return
+    original = original_of(checkpoint)
+    if original is None:
+        return
+    yield FILES, [Literal(compressed(original.dump()))], None
+    rest, size = rest_of(original), original.rest_bytes
+    if size > MOST_IN_MEMORY:
+        yield PLAIN_REST, rest, size
+        return
+    parts = checkpoint.source.read_many([part.extent for part in rest])
+    yield REST, [Literal(compressed(b"".join(parts)))], size
+
 
 Check = Callable[[Checkpoint], VerifyReport]
 
@@ -67,7 +134,7 @@ class PackJob:
 
     def write_share(self, share: PackShare, work: Work) -> None:
         """Fill some of its files beside other parts (see `pack_share`)."""
-        from ftckpt.delta.pack.by_parts import pack_share
+        from ftckpt.delta.pack.run import pack_share
 
         pack_share(
             self.target, self.base, self.destination, self.records,
@@ -77,7 +144,7 @@ class PackJob:
 
     def prove_share(self, parts: PackedByParts, work: Work) -> Mapping[str, str] | None:
         """Prove a share of what parts have filled (see `prove_packed_share`)."""
-        from ftckpt.delta.pack.by_parts import prove_packed_share
+        from ftckpt.delta.pack.run import prove_packed_share
 
         return prove_packed_share(
             self.target, self.base, self.destination, self.records, self.result,

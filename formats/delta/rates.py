@@ -12,11 +12,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from ftckpt.checkpoint import SelfCheck
-from ftckpt.checkpoint.decoding_processes import for_reading
+from ftckpt.checkpoint.read_ahead import for_reading
 from ftckpt.delta import DeltaEncoder, Fill, pair
 from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.progress import Counter
-from ftckpt.storage.chunks import chunks, size_for
+from ftckpt.storage.ranges import chunks, size_for
 from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 

@@ -15,16 +15,13 @@ from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.formats.ranks.meta_llama.parameters import meta_parameters
 from ftckpt.transfer.content import Content
 
-from .adapters import adapter_to_hugging_face
-from .config import config_of
-from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
-from .maxtext import from_maxtext, is_maxtext
-from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
-from .names import renamed, without_wrappers
+from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of, require_model
+from .maxtext import adapter_to_hugging_face, from_maxtext, is_maxtext
+from .mtp import config_of, from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
 from .native import NativeTranslator, is_headless, is_hugging_face, is_native, may_turn
+from .shapes import renamed, without_wrappers
 from .tables import Family, family_names
 from .tables import family as family_of
-from .tied import require_model
 from .towers import from_hugging_face_parts, to_hugging_face_parts, tower_family
 from .translator import DEFAULT_SPELLINGS, Translator
 

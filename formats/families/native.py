@@ -29,12 +29,11 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content, Copy, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.renaming import parameter_names, parted
 
-from .names import Name
-from .shapes import require_same
+from .facts import equal, outputs_of, require_tied, weights_of
+from .shapes import Name, require_same
 from .tables import OF_EXPERTS, Family, NativeEntry
-from .tied import equal, outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
 from .views.joins import Heads, Join, part_rows, runs
 from .views.shares import Order, Share, cut_share, is_scalar, joined_shares

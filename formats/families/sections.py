@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.transfer.content import Content, Copy, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.renaming import parameter_names, parted
 
 from .tables import Family
 

@@ -65,10 +65,9 @@ from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
-from .names import Name
 from .one_way_arguments import WrittenArgument
 from .parts import ModelPart
-from .shapes import ShapeRule, ShapeTable
+from .shapes import Name, ShapeRule, ShapeTable
 from .views.joins import Join
 from .views.shares import Share
 

@@ -14,10 +14,10 @@ from ftckpt.errors import UsageError
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content
 
+from .facts import weights_of
 from .native import NativeTranslator
 from .shapes import require_same
 from .tables import family
-from .tied import weights_of
 from .translator import Translator
 from .views.joins import Heads
 

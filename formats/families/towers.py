@@ -21,7 +21,7 @@ from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG, DTYPE_FIELDS, weights_dtype
 from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.renaming import parameter_names, parted
 
 from .parts import LAYOUTS, ModelPart, layouts_of, part_of
 from .tables import Family, family, family_names

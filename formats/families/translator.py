@@ -19,14 +19,13 @@ from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content, Copy, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.renaming import parameter_names, parted
 
-from .names import Name
 from .sections import joined_sections, sections_of
+from .shapes import Name
 from .tables import OFFSETS, Family, TableEntry
-from .views.experts import Stack, stacked, unstacked
+from .views.experts import Stack, added, is_changed, stacked, unstacked
 from .views.joins import Heads, part_rows, runs
-from .views.offsets import added, is_changed
 
 
 class Naming(StrEnum):

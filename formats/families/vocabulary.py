@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.comparison import Vocabulary
 from ftckpt.errors import FtckptError
 from ftckpt.formats.state.rule_tables import built_in, families

@@ -25,8 +25,7 @@ from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, Unsupport
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.state.side_by_side import OPTIMIZERS as OF_OPTIMIZER
-from ftckpt.formats.state.stored_names import place
-from ftckpt.formats.state.vocabulary import KNOWN
+from ftckpt.formats.state.stored_names import KNOWN, place
 from ftckpt.formats.torch_files.parse_files import parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import LEGACY_MAGIC
@@ -46,8 +45,7 @@ from ftckpt.storage.state_files import (
 from ftckpt.storage.store import EntryKind
 from ftckpt.strict_json import is_cut
 
-from .names import AVERAGES, COMPANIONS, implied_by, owner, role, words
-from .parts import FolderPart, find_parts
+from .parts import AVERAGES, COMPANIONS, FolderPart, find_parts, implied_by, owner, role, words
 
 # A trainer's small file of counters, whose fields say the step (`counters_in`).
 _COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})

@@ -22,7 +22,7 @@ from .config import (
     retyped_config,
     weights_dtype,
 )
-from .names import is_beside
+from .index import is_beside
 from .weights import is_of_adapter
 
 _MAX_BESIDE = 64 << 20  # bytes

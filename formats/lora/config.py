@@ -2,24 +2,87 @@
 
 A field that this version does not know, with a value that says something, is refused: it may change
 what the tensors mean. Source: `peft/tuners/lora/config.py`, up to PEFT 0.21.
+
+Layers that an adapter should have tensors of and has not.
+
+PEFT saves tensors of every module that it adapts, and adapts each module of a name in all layers.
+Where some of those have tensors and others not, a save has lost them: the other pipeline stage, the
+other rank. That whole kinds of modules have none (a vision tower that was not loaded) is a note.
+
+Say in a few words what adapter a checkpoint holds: for `inspect`, from names and small files.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, NewerWriterError, NotFoundError, UnsupportedError
-from ftckpt.findings import listed
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    NewerWriterError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
+from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
+from ftckpt.formats.huggingface.weights import is_of_adapter
 from ftckpt.strict_json import shown
 
-from .bridge import has_adapter
-from .gaps import layer_of
+from .bridge import has_adapter, is_alone, read_adapter
 from .patterns import compiled, ends_with
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+
+
+def require_no_gaps(
+    adapter: Checkpoint,
+    lacking: Sequence[str],
+    has: Collection[str],
+    base_config: Mapping[str, Any],
+) -> None:
+    """Refuse an adapter that has tensors of some layers, and lacks those of others.
+
+    Args:
+        adapter: that is merged.
+        lacking: modules that its configuration names and that it has no tensors of.
+        has: modules that it has.
+        base_config: of the base; layers beyond its number (for multi-token prediction) are loaded
+            by no trainer, and count as untrained.
+
+    Raises:
+        RefusedError: with the modules.
+    """
+    kinds = {_NUMBER.sub("*", one) for one in has}
+    text = base_config.get("text_config")
+    layers = (text if isinstance(text, dict) else base_config).get("num_hidden_layers")
+    gone = [
+        one
+        for one in lacking
+        if _NUMBER.search(one)
+        and _NUMBER.sub("*", one) in kinds
+        and not (type(layers) is int and layer_of(one) >= layers)
+    ]
+    if gone:
+        there = sum(_NUMBER.sub("*", one) in {_NUMBER.sub("*", g) for g in gone} for one in has)
+        raise RefusedError(
+            f"{adapter.source.url} holds tensors of {counted(there, 'module')}, and none of"
+            f" {counted(len(gone), 'other')} that its configuration names alike: {listed(gone)}",
+            hint="a save has lost them; if they were never trained, layers_to_transform in"
+            " adapter_config.json or --allow-gaps says so",
+        )
+
+
+def layer_of(module: str) -> int:
+    """Return the number of a module's layer, as PEFT finds it; -1 where it has none."""
+    found = _LAYER.match(module)
+    return -1 if found is None else int(found[1])
+
 
 # What says nothing about the merged weights, whatever it holds.
 _NOTES = re.compile(
@@ -302,3 +365,54 @@ class AdapterFields:
         """Return names, or one pattern."""
         value = self._said.get(name)
         return value if isinstance(value, str) else self.list_of(name)
+
+
+class AdapterDescription(NamedTuple):
+    """What is told of an adapter.
+
+    Attributes:
+        kind: `LoRA`, `DoRA` or `canonical LoRA`.
+        rank, alpha: of modules that no pattern names; None where nothing says it.
+        targets: the trained modules, as the configuration names them.
+        alone: whether the checkpoint holds no other weight.
+    """
+
+    kind: str
+    rank: int | None
+    alpha: float | None
+    targets: Sequence[str]
+    alone: bool
+
+    def __str__(self) -> str:
+        known = "rank and alpha are not recorded"
+        if self.rank is not None:
+            known = f"rank {self.rank}, alpha {self.alpha:g}"
+        on = f", on {listed(list(self.targets), 8)}" if self.targets else ""
+        alone = "; the adapter alone, without its base" if self.alone else ""
+        return f"{self.kind}: {known}{on}{alone}"
+
+
+def describe(checkpoint: Checkpoint) -> AdapterDescription | None:
+    """Return what adapter a checkpoint holds; None if it holds none.
+
+    A configuration that cannot be read says nothing here: the merge names what is wrong.
+    """
+    if has_adapter(checkpoint):
+        alone = is_alone(checkpoint)
+        try:
+            found = read_adapter(checkpoint)
+        except FtckptError:
+            found = None
+        if found is None:
+            return AdapterDescription("LoRA", None, None, (), alone)
+        return AdapterDescription(found.kind, found.rank, found.alpha, found.targets, alone)
+    if not any(is_of_adapter(info.name) for info in checkpoint.tensors.values()):
+        return None
+    try:
+        config = read_config(checkpoint)
+    except FtckptError:
+        return AdapterDescription("LoRA", None, None, (), True)
+    said = (config.targets,) if isinstance(config.targets, str) else config.targets
+    targets = (*(one for one in said if one), *config.parameters)
+    kind = "DoRA" if config.dora else "LoRA"
+    return AdapterDescription(kind, config.rank, config.alpha, targets, True)

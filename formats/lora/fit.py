@@ -11,10 +11,8 @@ from ftckpt.errors import CorruptError, UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import read_config as read_base_config
 
-from .config import AdapterConfig, read_config
-from .gaps import require_no_gaps
-from .packed import ExpertRows, PackedExperts, packed
-from .tensors import AdapterTensors, Trained, sort_tensors
+from .config import AdapterConfig, read_config, require_no_gaps
+from .tensors import AdapterTensors, ExpertRows, PackedExperts, Trained, packed, sort_tensors
 
 # Models whose linear layers are stored input first (transformers' Conv1D).
 _TURNED = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "gptsan-japanese"))

@@ -19,9 +19,9 @@ from ftckpt.storage.source import Source
 from .names import directory_ranks
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
 
-    from .checkpoint import MegatronCheckpoint
+    from .reader import MegatronCheckpoint
 
 
 class Megatron:

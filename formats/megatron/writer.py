@@ -27,16 +27,16 @@ from ftckpt.formats.megatron.job.module_order import (
     without_copy,
 )
 from ftckpt.formats.megatron.job.stages import Stage, offsets
-from ftckpt.formats.megatron.optimizer.write_distrib_optim import DistributedWriter
-from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
-from ftckpt.formats.megatron.rank_files.contents import RankModel, holdings
-from ftckpt.formats.megatron.rank_files.from_example import plan_of_example
-from ftckpt.formats.megatron.rank_files.from_ranks import plan_of_ranks
-from ftckpt.formats.megatron.rank_files.from_whole import plan_of_whole
+from ftckpt.formats.megatron.optimizer.write_distrib_optim import DistributedWriter, PlainWriter
+from ftckpt.formats.megatron.rank_files.from_whole import plan_of_example, plan_of_whole
 from ftckpt.formats.megatron.rank_files.grid import OPTIMIZER, WEIGHTS
-from ftckpt.formats.megatron.rank_files.parts import Parts
-from ftckpt.formats.megatron.rank_files.plan import RankFilesPlan
-from ftckpt.formats.megatron.rank_files.states import WRITTEN, RankFrame
+from ftckpt.formats.megatron.rank_files.parts import Parts, RankModel, holdings
+from ftckpt.formats.megatron.rank_files.states import (
+    WRITTEN,
+    RankFilesPlan,
+    RankFrame,
+    plan_of_ranks,
+)
 from ftckpt.formats.megatron.rank_files.tensor_names import EXTRA_STATE, head_of
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.torch_files.write_tree import Tensor, save
@@ -44,7 +44,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile, Stored
 from ftckpt.workers.memory import no_gc
 
-from .checkpoint import MegatronCheckpoint
+from .reader import MegatronCheckpoint
 
 
 class MegatronWriter:

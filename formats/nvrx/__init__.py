@@ -22,10 +22,10 @@ from ftckpt.errors import NotFoundError
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store, join
 
-from .names import LocalFile, local_file
+from .by_iteration import LocalFile, local_file
 
 if TYPE_CHECKING:
-    from .checkpoint import NvrxCheckpoint
+    from .reader import NvrxCheckpoint
 
 # Number of folders of ranks that are listed to find such files.
 _ASKED = 4

@@ -5,13 +5,16 @@ that say their name, global shape and offsets themselves (megatron/core/dist_che
 {tensor_aware_state_dict,mapping}.py, 0.16). Of a tensor that several ranks have, one may hold the
 data and the others None. Any other tensor (`BasicTensorAwareStateDict`: a state_dict of one rank)
 is kept as that rank's own: nothing records how it is cut.
+
+An opened iteration of local checkpoints.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import (
     Box,
@@ -32,14 +35,16 @@ from ftckpt.errors import (
     FtckptError,
     IncompleteError,
     NewerWriterError,
+    NotFoundError,
     UnsupportedError,
 )
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.megatron.torch_dist.names import CHAINED, spelling
 from ftckpt.formats.megatron.torch_dist.optimizer_buckets import is_bucket
 from ftckpt.formats.pickles.inert import Inert
-from ftckpt.formats.pickles.walk import MOST_NAMES, leaves
-from ftckpt.formats.ranks.parse_files import read_streams
+from ftckpt.formats.pickles.walk import MOST_NAMES, at, leaves
+from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
+from ftckpt.formats.ranks.parse_files import read_stream, read_streams
 from ftckpt.formats.state.stored_names import StoredName, place
 from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.stream import TorchStream
@@ -47,8 +52,48 @@ from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
-from .checkpoint import NvrxCheckpoint, fields_of
-from .names import LocalFile, local_file
+from .by_iteration import LocalFile, local_file
+
+
+@dataclass(kw_only=True, repr=False)
+class NvrxCheckpoint(RanksCheckpoint):
+    """An opened iteration: rank files whose tensors say themselves where they lie."""
+
+    format: ClassVar[str] = "nvrx-local"
+    groups_number_states: ClassVar[bool] = False
+
+    def load_object(self, name: str) -> Any:
+        """Return one object as inert data; see `Checkpoint.load_object`."""
+        info = self.objects.get(name)
+        if info is None:
+            raise NotFoundError(f"no object is called {name!r}", tensor=name)
+        file = info.extent.file
+        try:
+            return at(fields_of(read_stream(self.source, file).tree, file), info.field)
+        except (KeyError, IndexError, TypeError):
+            raise CorruptError(
+                f"{file} no longer holds {name}", kind="changed-file", tensor=name
+            ) from None
+
+
+def fields_of(tree: Any, file: str) -> dict[Any, Any]:
+    """Return the fields of the one object that a file holds.
+
+    Raises:
+        CorruptError: it is hollow: its tensors were taken out.
+        NewerWriterError: it is another object.
+    """
+    state = tree.state if isinstance(tree, Inert) else tree
+    if not isinstance(state, dict) or not state.keys() & {"sharded_state_dict", "state_dict"}:
+        raise NewerWriterError.of(
+            file, expected="sharded_state_dict or state_dict", found=tree, file=file
+        )
+    if state.get("_is_hollow"):
+        raise CorruptError(
+            f"{file} is hollow: its tensors were not saved", kind="empty-weights", file=file
+        )
+    return state
+
 
 _SHARDED = "megatron.core.dist_checkpointing.mapping.ShardedTensor"
 _OBJECT = "megatron.core.dist_checkpointing.mapping.ShardedObject"

@@ -26,11 +26,9 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.decompress import undone_length
 from ftckpt.storage.source import Source
 
-from .beside import TreeFiles, check_beside
 from .chunks import ChunkForm, payload_of
-from .crc32c import crc32c
-from .ocdbt import read_database
-from .tree import read_json
+from .ocdbt import crc32c, read_database
+from .tree import TreeFiles, check_beside, read_json
 
 if TYPE_CHECKING:
     from ftckpt.formats.safetensors.records import StoredObjects

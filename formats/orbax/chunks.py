@@ -14,7 +14,7 @@ from ftckpt.extents import Extent
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import demand
 
-from .crc32c import crc32c
+from .ocdbt import crc32c
 from .zarr import Array
 
 _ABSENT = (1 << 64) - 1

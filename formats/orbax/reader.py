@@ -15,7 +15,6 @@ from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import demand
 
-from .beside import TreeFiles, divides
 from .checkpoint import KeptObjects, OrbaxCheckpoint
 from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, first_outside, not_stored
 from .names import (
@@ -37,7 +36,7 @@ from .names import (
 from .ocdbt import Value, read_database
 from .source import ValueSource, value_name
 from .states import roles_of
-from .tree import DeviceMesh, Tree, items_of, meshes, read_json, read_tree
+from .tree import DeviceMesh, Tree, TreeFiles, divides, items_of, meshes, read_json, read_tree
 from .zarr import Array, parse_array
 
 Path = tuple[str, ...]

@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind
-from ftckpt.formats.state.vocabulary import AVERAGES, MODEL, NETWORK, OPTIMIZERS
+from ftckpt.formats.state.stored_names import AVERAGES, MODEL, NETWORK, OPTIMIZERS
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]

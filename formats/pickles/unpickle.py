@@ -32,7 +32,7 @@ from ftckpt.workers.memory import MARGIN, bounded, no_gc
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
 from .keys import FEW, check_keys
 from .names import BUILTINS
-from .sharing import refuse_unfolding
+from .walk import refuse_unfolding
 
 __all__ = [
     "BUILTINS",

@@ -8,6 +8,10 @@ The same data gives the same bytes on any machine: sets are ordered, texts and n
 value. Other objects are shared where the data shares them. Nothing recurses over the data.
 
 Source of the opcodes: `pickletools.py`; of how classes are written: `pickle.py` (`save_reduce`).
+
+Nodes of a tree that is written as a pickle: names, calls, references.
+
+A writer builds its trees of these; `formats.pickling` writes them.
 """
 
 from __future__ import annotations
@@ -15,13 +19,65 @@ from __future__ import annotations
 import pickle as op
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError
 
 from .inert import Inert, Ordered
-from .nodes import Call, Global, Pairs, Persistent, Replace, Scoped
+
+
+class Global(NamedTuple):
+    """A name: `module` and the dotted name in it."""
+
+    module: str
+    name: str
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """An object that is made by a call.
+
+    Attributes:
+        function: what is called: a `Global`, or what stands for one.
+        args: its arguments.
+        state: what BUILD gives the object afterwards; None gives nothing.
+        new: whether only `__new__` is called, as protocol 2 does for plain classes.
+        once: whether it stands in the tree only once: then nothing of it is remembered, neither
+            here nor by the program that loads it.
+    """
+
+    function: Any
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    new: bool = False
+    once: bool = False
+
+
+class Persistent(NamedTuple):
+    """An object that lies outside the pickle, by its id."""
+
+    pid: Any
+
+
+class Pairs(NamedTuple):
+    """A dict whose members are made while it is written; it stands in the tree only once."""
+
+    members: Iterable[tuple[Any, Any]]
+
+
+class Scoped(NamedTuple):
+    """A value whose own leaves are replaced by `replace` instead of the pickler's."""
+
+    value: Any
+    replace: Replace
+
+
+# Returns what to write in place of a value that this module does not know: plain data, `Global`,
+# `Call`, `Persistent` or `Scoped`.
+Replace = Callable[[Any], Any]
+
 
 __all__ = ["Call", "Global", "Pairs", "Persistent", "Replace", "Scoped", "dumps"]
 

@@ -24,8 +24,7 @@ from ftckpt.storage.source import Source
 
 from .method import QuantMethod
 from .pairing import BlockState, Pair
-from .schemes import Arithmetic, grid_counts
-from .unknown_codes import KEPT
+from .schemes import KEPT, Arithmetic, grid_counts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DType
 
-from .unknown_codes import require_known
+from .schemes import require_known
 
 
 def dequantised(checkpoint: Checkpoint, dtype: DType) -> Checkpoint:

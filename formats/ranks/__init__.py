@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.series import roles_in
-from ftckpt.discovery.step_sets import set_member
+from ftckpt.discovery.step_names import set_member
 from ftckpt.formats.state.side_by_side import OF_PIECE, VERSIONS
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import parts_among
@@ -24,7 +24,7 @@ from ftckpt.storage.store import EntryKind
 from .names import FOLDERS, MAIN, METADATA, RankFile, rank_file, rank_files
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.errors import FtckptError
     from ftckpt.findings import Finding
 
@@ -38,7 +38,7 @@ _EXPORTED = (".safetensors", ".safetensors.index.json")
 
 
 class Marked(Protocol):
-    """A save of a trainer that marks its end (see `ftckpt.formats.trainer_dirs.marks`)."""
+    """A save of a trainer that marks its end (see `ftckpt.formats.trainer_dirs.names`)."""
 
     @property
     def trainer(self) -> str:
@@ -157,8 +157,7 @@ def _unpacked(source: Source) -> Source:
     files = [file.path for file in rank_files(source.entries) if file.packed]
     if not files:
         return source
-    from ftckpt.formats.torch_files.compression import packed_by
-    from ftckpt.formats.torch_files.unpacked_source import UnpackedSource
+    from ftckpt.formats.torch_files.compression import UnpackedSource, packed_by
 
     codecs = {path: codec for path in files if (codec := packed_by(source, path)) is not None}
     return UnpackedSource.over(source, codecs) if codecs else source

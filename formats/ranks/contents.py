@@ -12,11 +12,9 @@ from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.state.coded_shards import cuts_of
-from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
-from ftckpt.formats.state.rank_optimizer import is_optimizer, states
-from ftckpt.formats.state.stored_names import StoredName, place
-from ftckpt.formats.state.vocabulary import AVERAGES, MODELS, is_generator
-from ftckpt.formats.state.vocabulary import OPTIMIZERS as NAMES_OF_OPTIMIZERS
+from ftckpt.formats.state.rank_optimizer import OPTIMIZERS, is_local, is_optimizer, placed, states
+from ftckpt.formats.state.stored_names import AVERAGES, MODELS, StoredName, is_generator, place
+from ftckpt.formats.state.stored_names import OPTIMIZERS as NAMES_OF_OPTIMIZERS
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef

@@ -15,10 +15,9 @@ from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 
-from .checkpoint import RanksCheckpoint
+from .checkpoint import RankPlaces, RanksCheckpoint
 from .names import Role, rank_file
-from .places import RankPlaces
-from .renumbering import Renumbering
+from .objects import Renumbering
 from .specs import data_key, mappings_for_all
 from .splits import cut_of
 from .tensors import RankSplit

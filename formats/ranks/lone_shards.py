@@ -23,7 +23,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.pickles.walk import dotted, leaves
-from ftckpt.formats.state.vocabulary import MODEL
+from ftckpt.formats.state.stored_names import MODEL
 from ftckpt.formats.torch_files.dtensor import How
 from ftckpt.formats.torch_files.sharded import mesh_sizes
 from ftckpt.formats.torch_files.values import TensorRef

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
 from ftckpt.formats.pickles.walk import MAX_LEAVES, Path, dotted, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
-from ftckpt.formats.state.vocabulary import MODEL
+from ftckpt.formats.state.stored_names import MODEL
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 
 from .contents import is_training_state

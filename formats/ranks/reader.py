@@ -22,13 +22,12 @@ from ftckpt.checkpoint import (
     Topology,
 )
 from ftckpt.checkpoint.names import unwrapped
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.state.coded_shards import CodedParts
-from ftckpt.formats.state.stored_names import StoredName
-from ftckpt.formats.state.tied import aliases_of
+from ftckpt.formats.state.stored_names import StoredName, aliases_of
 from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from ftckpt.formats.torch_files.stream import TorchStream

@@ -13,9 +13,8 @@ from math import prod
 from typing import Any
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules, global_shape, part_shape
 from ftckpt.checkpoint.sharding import Split as Cut
-from ftckpt.checkpoint.sharding import global_shape, part_shape
 from ftckpt.errors import CorruptError, UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.state.rule_tables import built_in

@@ -26,8 +26,15 @@ from ftckpt.formats.state.rank_optimizer import (
     parameter_names,
     state_entries,
 )
-from ftckpt.formats.state.stored_names import StoredName, place
-from ftckpt.formats.state.vocabulary import AVERAGES, MODEL, NETWORK, OPTIMIZERS, is_generator
+from ftckpt.formats.state.stored_names import (
+    AVERAGES,
+    MODEL,
+    NETWORK,
+    OPTIMIZERS,
+    StoredName,
+    is_generator,
+    place,
+)
 from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef

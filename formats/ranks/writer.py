@@ -8,10 +8,13 @@ Meta's names becomes a release of Meta's (`meta`).
 
 Parameters and what an optimizer keeps of them are cut along their first axis as FSDP2 cuts; the
 rest is whole on every rank. Non-tensor state is dealt out by `rank_objects`.
+
+Choose how rank files are named and filled: as the source does, or as verl does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,10 +24,11 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.pickles.walk import Path, dotted
-from ftckpt.formats.state.nested import NestedState
+from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.state.paths import (
     LEAVES,
+    NestedState,
     coded_in,
     is_divided,
     owner_of,
@@ -32,12 +36,13 @@ from ftckpt.formats.state.paths import (
     without_records,
 )
 from ftckpt.formats.state.world_size import world_notes, world_of
-from ftckpt.formats.torch_files.write_dtensor import RankMesh
-from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
+from ftckpt.formats.torch_files.values import SubclassRef
+from ftckpt.formats.torch_files.write_tree import CopiedTree, MeshForm, RankMesh, Tensor, save
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content, Shard, ShardBox, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
-from .checkpoint import RanksCheckpoint
+from .checkpoint import RankPlace, RankPlaces, RanksCheckpoint
 from .division import (
     BesideTensors,
     require_divisible,
@@ -48,15 +53,107 @@ from .division import (
 )
 from .meta_llama.checklist import CHECKLIST
 from .meta_llama.writer import release_layout
-from .names import Role, rank_file
-from .naming import Dialect, dialects_of
-from .objects import RankObjects
-from .places import RankPlace, RankPlaces
+from .names import CONFIG, RankFile, Role, component_of, folder_order, rank_file, rank_files
+from .objects import RankObjects, Renumbering, renumbered_record
+from .parse_files import read_recorded, read_stream
+from .recorded_job import Evidence
 from .splits import PARAMETERS, cut_of
 from .tensors import RankSplit
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.write_coded import CodedContent
+
+
+class Dialect(NamedTuple):
+    """The files of one folder.
+
+    Attributes:
+        folder: "" or a folder's name and a slash.
+        files: a file of each role, whose names the others are spelled as; verl's where empty.
+        mesh: what the job calls its mesh.
+        record: name and content of the configuration beside them, "" where there is none.
+    """
+
+    folder: str = ""
+    files: Mapping[Role, RankFile] = {}
+    mesh: MeshForm = MeshForm()
+    record: tuple[str, Mapping[str, Any]] = (CONFIG, {"FSDP_version": 2})
+
+    @property
+    def whole(self) -> bool:
+        """Whether a rank has one file (`shard_00000.pt`) and not one for each role."""
+        return set(self.files) == {Role.WHOLE}
+
+    def file(self, role: Role, rank: int, world: int) -> str:
+        """Return the path of a rank's file."""
+        own = self.files.get(role) or (self.files.get(Role.WHOLE) if role is Role.MODEL else None)
+        own = own or RankFile(f"{self.folder}{role}", role, 0, world)
+        return own.of_rank(rank, None if own.world_size is None else world)
+
+    def record_bytes(self, before: int, world: int) -> bytes:
+        """Return the configuration for a world size, where it was one for another."""
+        names = {}
+        for role, file in self.files.items():
+            of = [None if file.world_size is None else size for size in (before, world)]
+            new = [self.file(role, rank, world) for rank in range(world)]
+            old = [file.of_rank(rank, of[0]) for rank in range(before)]
+            # Equal lengths: a list of all old names becomes one of all new names.
+            names[role] = ([_last(n) for n in old], [_last(n) for n in new])
+        record = renumbered_record(self.record[1], Renumbering(before, world), names.values())
+        told = Evidence("", 0)
+        told.read(record)
+        if told.shards is None and told.world is None and not told.groups:
+            record["world_size"] = world
+        return json.dumps(record, indent=4).encode()
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
+    """Return component -> dialect of its folder: `model` first, then `extra:<folder>`."""
+    if type(checkpoint) is not RanksCheckpoint:
+        return {"model": Dialect()}
+    source = checkpoint.source
+    files = [f for f in rank_files(map(source.shown, source.entries))
+             if f.path in checkpoint.streams]  # fmt: skip
+    folders: dict[str, dict[Role, RankFile]] = {}
+    for file in files:
+        folders.setdefault(file.path.rpartition("/")[0], {}).setdefault(file.role, file)
+    chosen = sorted(folders, key=folder_order)
+    return {component_of(folder): _dialect(source, folder, folders[folder]) for folder in chosen}
+
+
+def _dialect(source: Source, folder: str, files: Mapping[Role, RankFile]) -> Dialect:
+    recorded = read_recorded(source, folder)
+    record: tuple[str, Mapping[str, Any]] = ("", {})
+    if recorded.path:
+        record = (recorded.path.rpartition("/")[2], json.loads(source.read(recorded.path)))
+    return Dialect(
+        folder=f"{folder}/" if folder else "",
+        files={role: file for role, file in files.items() if file.spelling is not None},
+        mesh=next(_meshes(source, next(iter(files.values())).path), MeshForm()),
+        record=record,
+    )
+
+
+def _meshes(source: Source, path: str) -> Iterator[MeshForm]:
+    """Yield what the meshes of a file's DTensors are called."""
+    for _, value in leaves(read_stream(source, path).tree):
+        state = value.state if type(value) is SubclassRef else None
+        parts = state if type(state) is tuple else (state,)
+        for part in parts:
+            spec = part.get("_spec") if type(part) is dict else None
+            mesh = spec.get("mesh") if isinstance(spec, Inert) else None
+            if isinstance(mesh, Inert):
+                device = mesh.get("_device_type", mesh.get("device_type"))
+                names = mesh.get("_mesh_dim_names", mesh.get("mesh_dim_names"))
+                one = type(names) is tuple and len(names) == 1 and type(names[0]) is str
+                form = MeshForm()
+                yield MeshForm(
+                    device if type(device) is str else form.device, names[0] if one else form.name
+                )
 
 
 class RanksWriter:

@@ -8,19 +8,23 @@ million tensors. A dtype or members that neither knows are a newer writer's.
 Damage and abuse are told apart. A file that is too short or has a hole can come from a broken copy
 and is CORRUPT. Equal keys, two tensors on the same bytes, sizes beyond 64 bits, or a header of more
 than 100 MB do not come from accidents and are UNSAFE.
+
+Read the headers of many safetensors files together.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
+from ftckpt.checkpoint import Extent
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS, DType
 from ftckpt.errors import CorruptError, NewerWriterError, TruncatedError, UnsafeError
 from ftckpt.findings import listed
+from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 PREFIX = 8  # bytes of the little-endian length
@@ -293,3 +297,63 @@ def _refuse(file: str, reason: str, tensor: str | None = None) -> NoReturn:
     raise UnsafeError(
         f"the header of {file} {reason}", kind="unsafe-header", file=file, tensor=tensor
     )
+
+
+_GUESS = 64 << 10  # holds the header of about 500 tensors
+_ROUND = 64 << 20  # bytes of headers in memory at once
+
+
+def read_headers(source: Source, files: Iterable[str]) -> dict[str, Header | CorruptError]:
+    """Return the header of each file, or the damage that was found in it.
+
+    At most two ranged reads a file, all files of a round together; headers take no more memory
+    at once than the larger of 64 MiB and one header.
+
+    Raises:
+        UnsafeError: any of them is hostile.
+    """
+    result: dict[str, Header | CorruptError] = {}
+    longer: list[tuple[Extent, bytes]] = []
+    wanted = list(files)
+    sizes: dict[str, int] = {}
+    for file in wanted:
+        try:
+            source.entry(file)
+            sizes[file] = source.size(file)
+        except CorruptError as error:  # a link to nothing
+            result[file] = error
+    guesses = [Extent(file, 0, min(size, _GUESS)) for file, size in sizes.items()]
+    for batch in _rounds(guesses):
+        for extent, head in zip(batch, source.read_many(batch), strict=True):
+            file, size = extent.file, sizes[extent.file]
+            try:
+                need = header_length(head, size, file)
+                if need <= len(head):
+                    result[file] = parse_header(head[:need], size, file)
+                else:
+                    longer.append((Extent(file, len(head), need - len(head)), head))
+            except CorruptError as error:
+                result[file] = error
+    heads = {extent.file: head for extent, head in longer}
+    for batch in _rounds([extent for extent, _ in longer]):
+        for extent, rest in zip(batch, source.read_many(batch), strict=True):
+            file = extent.file
+            try:
+                result[file] = parse_header(heads.pop(file) + rest, sizes[file], file)
+            except CorruptError as error:
+                result[file] = error
+    return {file: result[file] for file in wanted}
+
+
+def _rounds(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+    """Split `extents` so that each round reads at most `_ROUND` bytes, or one extent."""
+    batch: list[Extent] = []
+    total = 0
+    for extent in extents:
+        if batch and total + extent.length > _ROUND:
+            yield batch
+            batch, total = [], 0
+        batch.append(extent)
+        total += extent.length
+    if batch:
+        yield batch

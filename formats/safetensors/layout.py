@@ -3,20 +3,33 @@
 Tensors lie by descending alignment of their types, then by name, and the header is padded with
 spaces to a multiple of eight, so that every tensor is naturally aligned.
 Source: `prepare` and `enum Dtype` in safetensors' `tensor.rs`.
+
+Prepare tensors for safetensors files: each once, under its stored name.
+
+Lay out weights as one safetensors file, for `load_file` and whatever else takes just that.
+
+A destination that is called `….safetensors` asks for it (`writers`). A folder of safetensors holds
+all of a training state; one file holds the model's tensors, and nothing is left out unsaid.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import finding
+from ftckpt.formats.huggingface.config import is_partial
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
+from ftckpt.formats.state.paths import with_aliases
 from ftckpt.strict_json import shown
-from ftckpt.transfer.content import Shard
-from ftckpt.transfer.layout import Elements, Literal, OutputFile
+from ftckpt.transfer.content import Content, Shard, TargetTensor
+from ftckpt.transfer.layout import Elements, Layout, LayoutRequest, Literal, OutputFile
 
 from .header import MAX_HEADER, MAX_TENSORS, PREFIX
+from .names import SUFFIX
+from .tensor_names import Alias, metadata, stored_name
 
 _ALIGNMENT = 8
 # Codes in the order of `enum Dtype`: by width, then as they came to be.
@@ -101,3 +114,112 @@ def _too_many(path: str, what: str) -> UnsupportedError:
         hint="a folder spreads the tensors over more files, by a smaller --max-shard-size",
         file=path,
     )
+
+
+class StoredOnce:
+    """The tensors that are stored, and the aliases of each.
+
+    Attributes:
+        components: component -> stored name -> tensor, the model's first; components of which
+            nothing is stored are not there.
+    """
+
+    components: Mapping[str, Mapping[str, TargetTensor]]
+
+    def __init__(self, content: Content) -> None:
+        self._content = content = with_aliases(content)
+        self._partial = content.partial or is_partial(content.checkpoint)
+        owners = _owners(content)
+        found: dict[str, dict[str, TargetTensor]] = {"model": {}}
+        for key, wanted in content.tensors.items():
+            if key not in owners:
+                found.setdefault(wanted.component, {})[stored_name(wanted)] = wanted
+        self.components = {component: tensors for component, tensors in found.items() if tensors}
+        self._aliases: dict[str, list[Alias]] = {}
+        for key, owner in owners.items():
+            alias = content.tensors[key]
+            stored = stored_name(content.tensors[owner])
+            one = Alias(alias.component, alias.kind, alias.name, stored)
+            self._aliases.setdefault(owner, []).append(one)
+
+    def file(
+        self, path: str, component: str, names: Iterable[str], *, label: str = ""
+    ) -> OutputFile:
+        """Lay out one file of a component's tensors.
+
+        Args:
+            path: where, relative to the destination.
+            component: whose.
+            names: stored names of the tensors.
+            label: what the file says of whose they are; "" for `component`.
+
+        Raises:
+            UnsupportedError: see `lay_out_file`.
+        """
+        held = {name: self.components[component][name] for name in names}
+        shared = [alias for w in held.values() for alias in self._aliases.get(w.key, ())]
+        shards = {name: self._content.whole(wanted.key) for name, wanted in held.items()}
+        return lay_out_file(path, shards, metadata(label or component, held, shared, self._partial))
+
+
+def _owners(content: Content) -> dict[str, str]:
+    """Return the key of the tensor that is stored in the place of each alias.
+
+    An alias of another component or form is stored of itself: it may not be an alias any more.
+    """
+    found = {}
+    for key, owner in content.aliases.items():
+        seen = {key}
+        while owner in content.aliases and owner not in seen:
+            seen.add(owner)
+            owner = content.aliases[owner]
+        alias, stored = content.tensors.get(key), content.tensors.get(owner)
+        if alias is None or stored is None or owner in seen:
+            continue
+        same = (alias.component, alias.shape, alias.dtype)
+        if same == (stored.component, stored.shape, stored.dtype):
+            found[key] = owner
+    return found
+
+
+FILE = f"model{SUFFIX}"
+
+
+class SafetensorsFileWriter:
+    """Writes one file of the format `safetensors` (see the module's docstring)."""
+
+    name = "safetensors"
+    single = True
+    supported_options = ("max_shard_size",)
+
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
+        """Lay out the weights; all other state is `unplaced`.
+
+        Raises:
+            UsageError: the file should be divided by size.
+            UnsupportedError: a tensor that safetensors cannot hold, by its name, or more of them
+                than a header has room for; or the model has no tensor.
+        """
+        if request.max_shard_size is not None:
+            raise UsageError(
+                f"a name that ends in {SUFFIX} asks for one file, and --max-shard-size for several",
+                hint="DST/ with a slash at its end, or another name, makes a folder",
+            )
+        stored = StoredOnce(content)
+        if "model" not in stored.components:
+            raise UnsupportedError(
+                f"one safetensors file holds a model's tensors, and there is none to write of"
+                f" {content.checkpoint.source.url}",
+                hint="--to torchsave holds what else there is in one file",
+            )
+        others = [key for key, w in content.tensors.items() if w.component != "model"]
+        beside = [file.path for file in beside_weights(content)]
+        notes = []
+        if beside:
+            what = f"one file has no place for {', '.join(beside)}: not written"
+            notes.append(finding("note", what))
+        return Layout(
+            files=[stored.file(FILE, "model", stored.components["model"])],
+            unplaced=[*others, *content.objects],
+            notes=notes,
+        )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
-from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.huggingface.index import shard_name
 from ftckpt.formats.state.side_by_side import saves_beside
 
 _SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")

@@ -25,7 +25,7 @@ from ftckpt.formats.quantised.pairing import (
     read_states,
     weights,
 )
-from ftckpt.formats.quantised.unknown_codes import KEPT, UnknownCodes, check_siblings, unknown_codes
+from ftckpt.formats.quantised.schemes import KEPT, UnknownCodes, check_siblings, unknown_codes
 from ftckpt.storage.source import Source
 
 UNRECORDED = QuantMethod("", ())

@@ -4,6 +4,12 @@ Headers of all files are read together, in at most two rounds: a guess of 64 KiB
 the longer ones. Damage in one of several shards does not hide the others: the tensors of the good
 ones are there and `check` reports the bad one. What is hostile, or damage to a checkpoint of one
 file, is raised.
+
+Read a whole training state in one flat mapping: `model.X`, `master.X`, `exp_avg.X`.
+
+Trainers that save by hand put it into one safetensors file. Words alone decide nothing, because a
+model may have a module `model`, as Hugging Face's have: the sections count only where each first
+moment has its second moment and its weight, of one shape, under names that fit throughout.
 """
 
 from __future__ import annotations
@@ -15,38 +21,87 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Kind, Scalar, StepRole, TensorInfo
 from ftckpt.checkpoint.quantised import CODED
 from ftckpt.checkpoint.steps import counters_in, role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.huggingface.index import check_index
-from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.huggingface.index import check_index, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
+from ftckpt.formats.safetensors.header import HeaderTensor
 from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
-from ftckpt.formats.safetensors.sections import sections_of
-from ftckpt.formats.state.stored_names import StoredName
-from ftckpt.formats.torch_files.compression import packed_by
-from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
+from ftckpt.formats.state.stored_names import StoredName, weight_kind
+from ftckpt.formats.torch_files.compression import UnpackedSource, inside_of, packed_by
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.strict_json import JsonError, decode
 
 from . import dcp_shards as dcp_hf
-from .consolidated import NO_SHARDS, Shards, join, read_shards
-from .header import Header
+from .dcp_shards import NO_SHARDS, Shards, join, read_shards
+from .header import Header, read_headers
 from .names import COMPRESSED, SUFFIX, shard_place
-from .parse_headers import read_headers
-from .rank_files import is_rank_file
-from .sidecar_files import Beside, find_beside
 from .tensor_names import Remarks, read_remarks, tensors_of
-from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
+from .weight_sets import (
+    Beside,
+    WeightSet,
+    find_beside,
+    find_sets,
+    has_sharded,
+    is_rank_file,
+    members_of,
+    read_indexes,
+    uncommitted,
+)
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.checkpoint.quantised import QuantisedTensor
 
     from .quantised_weights import Recorded
+
+
+_FIRST, _SECOND, _MASTER, _STEP, _MODEL = "exp_avg.", "exp_avg_sq.", "master.", "step.", "model."
+
+
+def sections_of(tensors: Iterable[HeaderTensor]) -> Mapping[str, StoredName]:
+    """Return what each tensor of a flat training state is, by stored name; nothing of any other.
+
+    Args:
+        tensors: all that were saved together.
+    """
+    held = {tensor.name: tensor for tensor in tensors}
+    trained = [name.removeprefix(_FIRST) for name in held if name.startswith(_FIRST)]
+    if not trained:
+        return {}
+
+    def has(prefix: str) -> bool:
+        shapes = ((held.get(prefix + name), held[_FIRST + name]) for name in trained)
+        return all(one is not None and one.shape == moment.shape for one, moment in shapes)
+
+    section = _MODEL if has(_MODEL) else ""
+    if not has(_SECOND) or not (has(section) or has(_MASTER)):
+        return {}
+    parameters = set(trained)
+    found = {}
+    for stored, tensor in held.items():
+        word, _, name = stored.partition(".")
+        prefix = f"{word}."
+        if prefix in (_FIRST, _SECOND):
+            kind = Kind.EXP_AVG if prefix == _FIRST else Kind.EXP_AVG_SQ
+            found[stored] = StoredName("optimizer", kind, name)
+        elif prefix == _MASTER and name in parameters:
+            found[stored] = StoredName("optimizer", Kind.MASTER, name)
+        elif prefix == _STEP and name in parameters:
+            found[stored] = StoredName("optimizer", Kind.OTHER, f"{name}.step")
+        elif prefix == section:
+            found[stored] = StoredName("model", weight_kind(name, tensor.dtype), name)
+    if len(set(found.values())) < len(found) or any(  # one name would stand for two tensors
+        place.component == "model" and place.name in held and place.name not in found
+        for place in found.values()
+    ):
+        return {}
+    return found
+
 
 _SAYING = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
@@ -303,7 +358,7 @@ def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded
     if not any(info.dtype.name in CODED for info in tensors.values()):
         return None
     if source.single or not any(name in source.entries for name in _SAYING):
-        from ftckpt.formats.quantised.unknown_codes import unknown_codes
+        from ftckpt.formats.quantised.schemes import unknown_codes
 
         if not unknown_codes(tensors.values()):
             return None

@@ -23,7 +23,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.formats.state.stored_names import StoredName, weight_kind
-from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.formats.torch_files.dtensor import LazyPieces
 from ftckpt.strict_json import JsonLimits, parse
 
 from .header import Header, HeaderTensor

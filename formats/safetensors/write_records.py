@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.state.trees import object_tree, objects_of
+from ftckpt.formats.state.objects import object_tree, objects_of
 from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.write_tree import save
 from ftckpt.storage.decompress import ZSTD

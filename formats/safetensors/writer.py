@@ -21,7 +21,7 @@ from ftckpt.extents import Extent
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.huggingface.declared_folders import HoldsFolders
-from ftckpt.formats.huggingface.names import is_beside
+from ftckpt.formats.huggingface.index import is_beside
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.huggingface.weights import is_of_adapter
 from ftckpt.formats.safetensors.write_records import lay_out_objects
@@ -29,7 +29,7 @@ from ftckpt.own_files import is_own
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
-from .content import StoredOnce
+from .layout import StoredOnce
 from .names import COMPONENTS, OPTIMIZER, SUFFIX
 from .reader import SafetensorsCheckpoint
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.errors import FtckptError
-    from ftckpt.inspection.state_content import StateValue
+    from ftckpt.inspection.training_state import StateValue
 
 
 def state_contents(

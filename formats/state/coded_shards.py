@@ -27,8 +27,8 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.torch_files.dtensor import LazyPieces
 from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view, shown_suffix
-from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
 

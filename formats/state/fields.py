@@ -21,12 +21,12 @@ from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree
-from ftckpt.inspection.state_content import GENERATORS, StateValue
+from ftckpt.inspection.training_state import GENERATORS, StateValue
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
 from .paths import recorded_paths
-from .vocabulary import OPTIMIZERS
+from .stored_names import OPTIMIZERS
 
 if TYPE_CHECKING:
     from ftckpt.comparison import Field
@@ -61,7 +61,7 @@ def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
 def state_contents(
     checkpoint: Checkpoint, names: Collection[str]
 ) -> Iterator[StateValue | FtckptError]:
-    """Yield what the values of some objects plainly are; see `ftckpt.inspection.state_content`."""
+    """Yield what the values of some objects plainly are; see `ftckpt.inspection.training_state`."""
     for one in _values(checkpoint, names):
         if isinstance(one, FtckptError):
             yield one

@@ -20,7 +20,7 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UsageError
 from ftckpt.formats.pickles.walk import Path, dotted
 
-from .vocabulary import AVERAGES, MODELS, OPTIMIZERS
+from .stored_names import AVERAGES, MODELS, OPTIMIZERS
 
 _STATE, _GROUPS, _MASTER = "state", "param_groups", "master_param"
 _DEPTH = 4  # keys in front of a model or an optimizer

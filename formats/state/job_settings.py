@@ -4,24 +4,38 @@ A job numbers its own groups, and their members are its own (`params` is never l
 group's learning rate is follows from what the checkpoint says of the group's members: all must
 agree. Where a checkpoint does not say which parameters a group has (Megatron), what all its groups
 agree on holds for every parameter.
+
+Values that are no tensors, as bytes that a job may hand to `torch.load`.
+
+torch executes the pickle that it is handed. So nothing of a file is handed over: a value is read
+as inert data and written anew, and what is written may name the classes of `ALLOWED` alone, and
+those that the job itself has allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import io
+import re
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ftckpt.checkpoint.computed import ComputedCheckpoint
-from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.formats.pickles.walk import dotted
-from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.formats.torch_files.write_tree import CopiedTree, save
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Checksums, Elements, Literal, Segment, Stored, Zeros
 
 from .job_names import SettingName, bare, setting_of
 from .objects import StateObjects
 from .paths import LEAVES
 from .stored_names import is_common, is_group_settings
+
+if TYPE_CHECKING:
+    from ftckpt.transfer.read.elements import Gatherer
+
 
 _GROUPS = "param_groups"
 _OWN = frozenset({"params", "param_names"})  # the members, and not a setting
@@ -277,3 +291,95 @@ def _lists(tree: Any, depth: int = 0) -> Iterable[list[Any]]:
         for key in ("optimizer", *range(8)):
             if key in tree:
                 yield from _lists(tree[key], depth + 1)
+
+
+# What holds numbers, texts, times, paths, arrays and tensors, and does nothing when it is made.
+ALLOWED = re.compile(
+    r"(?:__builtin__|builtins)\.(?:bool|bytearray|bytes|complex|dict|float|frozenset|int|list|long"
+    r"|object|range|set|slice|str|tuple|unicode|xrange)"
+    r"|collections\.(?:Counter|OrderedDict|defaultdict|deque)"
+    r"|datetime\.(?:date|datetime|timedelta|timezone)|decimal\.Decimal|fractions\.Fraction"
+    r"|uuid\.UUID|argparse\.Namespace|types\.SimpleNamespace|_?io\.BytesIO|_?codecs\.encode"
+    r"|(?:copy_reg|copyreg)\._reconstructor"
+    r"|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path"
+    r"|numpy\.(?:ndarray|dtype|dtypes\.\w+DType|_?core\.(?:multiarray\.(?:_reconstruct|scalar)"
+    r"|numeric\._frombuffer))"
+    r"|torch\.(?:\w*Storage|Size|device|storage\.\w*Storage|torch_version\.TorchVersion"
+    r"|serialization\._get_layout|_utils\._rebuild_(?:tensor(?:_v2|_v3)?|parameter)"
+    r"|(?:q?u?int|float|bfloat|complex|bool|half|double|long)\w*)"
+)
+
+
+def saved(value: Any, gatherer: Gatherer, *, name: str, allow: Collection[str] = ()) -> bytes:
+    """Return what `torch.save` would write of a value.
+
+    Args:
+        value: inert data, or a `CopiedTree` of it.
+        gatherer: reads the tensors inside.
+        name: of the value, for messages.
+        allow: classes that the job has allowed, by qualified name.
+
+    Raises:
+        UnsafeError: it names a class that is not allowed.
+        UnsupportedError: it cannot be written anew.
+    """
+    try:
+        data = _bytes(save(value), gatherer)
+    except UnsupportedError as error:
+        error.message = f"{name}: {error.message}"
+        error.tensor = error.tensor or name
+        raise
+    foreign = sorted({one for one in classes_in(data) if not ALLOWED.fullmatch(one)} - {*allow})
+    if foreign:
+        raise UnsafeError(
+            f"{name} holds a {foreign[0]}, and torch.load would call it",
+            kind="unsafe-pickle",
+            hint=f"Reader(..., allow=[{foreign[0]!r}]) if you trust it; or leave {name} out of the"
+            " state that is loaded",
+            tensor=name,
+        )
+    return data
+
+
+def classes_in(data: bytes) -> Iterator[str]:
+    """Yield the names that the pickle of a `torch.save` archive refers to.
+
+    Raises:
+        UnsafeError: it refers to one in a way that is not known.
+    """
+    import pickletools
+
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        pickle = next(one for one in archive.namelist() if one.endswith("/data.pkl"))
+        text = archive.read(pickle)
+    for opcode, argument, _ in pickletools.genops(text):
+        if opcode.name == "GLOBAL":
+            yield str(argument).replace(" ", ".", 1)
+        elif opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+            # Which name that is depends on what lies on the stack.
+            raise UnsafeError(
+                "a value names a class inside another one, which is not handed to torch",
+                kind="unsafe-pickle",
+            )
+
+
+def _bytes(segments: Collection[Segment], gatherer: Gatherer) -> bytes:
+    """Return the bytes of a file that is laid out; small enough to be held."""
+    import zlib
+
+    made = bytearray()
+    for segment in segments:
+        if isinstance(segment, Literal):
+            made += segment.data
+        elif isinstance(segment, Zeros):
+            made += bytes(segment.nbytes)
+        elif isinstance(segment, Checksums):
+            made += segment.build([zlib.crc32(made[a:b]) for a, b in segment.ranges])
+        else:
+            part = bytearray(segment.nbytes)
+            if isinstance(segment, Elements):
+                gatherer.fill(segment.shard, segment.start, segment.stop, memoryview(part))
+            elif isinstance(segment, Stored):
+                gatherer.copy(segment.extent, memoryview(part))
+            made += part
+    return bytes(made)

@@ -6,24 +6,37 @@ tensors of the checkpoint: those are left out here. Others lie deeper than any r
 
 torch's optimizers number their parameters. Where the state is written under the parameters' names,
 the numbers in `param_groups` become the same names, as torch's `get_optimizer_state_dict` does it.
+
+The settings of an optimizer that every rank holds alike, for formats that keep one of them.
+
+A file a rank holds an optimizer's groups in each of them. A format that keeps the state of the
+whole job has them once, and torch looks for them there: `dcp.load` by `optimizer.param_groups`.
+Groups that differ stay each rank's own, and so does all other state.
+
+One object as a tree of its own, without the tensors that the checkpoint lists.
+
+Those are written as tensors; the object is what is left, with the storages of the tensors that
+nobody lists (an RNG state inside a tuple).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Extent, ObjectInfo
 from ftckpt.errors import UnsafeError, UnsupportedError
-from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
+from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, at, dotted, leaves, step_of
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
-from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content
 
-from .paths import LEAVES
+from .paths import LEAVES, NestedState
 
 _ZIP = b"PK\3\4"
 # How a reader names a tensor of an optimizer's state: `optimizer.state.3.exp_avg`.
@@ -139,14 +152,14 @@ class StateObjects:
         self, info: ObjectInfo, roots: Iterable[tuple[Path, Path, Any]], walk: _Walk
     ) -> Iterator[Leaf]:
         storages = Storages(self._checkpoint, info)
-        for at, inside, tree in roots:
+        for root, inside, tree in roots:
 
             def listed(inner: Path, stands: Path = (*info.field, *inside)) -> bool:
                 return (info.extent.file, dotted((*stands, *inner))) in self._listed
 
             for inner, value in walk(tree, listed):
                 # What stands at the top of the state must have a name there.
-                path = (*at, *inner) or (info.name,)
+                path = (*root, *inner) or (info.name,)
                 yield Leaf(path, CopiedTree(value, storages))
 
 
@@ -310,3 +323,91 @@ class Storages(Mapping[str, StoredStorage]):
             offset=extent.offset,
             length=extent.length,
         )
+
+
+@runtime_checkable
+class HasGroups(Protocol):
+    """A checkpoint whose ranks each hold an optimizer's groups.
+
+    Attributes:
+        groups_number_states: whether these name or number the parameters that the states are of, as
+            torch's do: others say nothing to who reads the states of the whole job.
+        shares_what_is_alike: whether other state that all ranks hold alike is the job's too: an
+            item that a job saves under a name, and not what a rank keeps for itself.
+    """
+
+    groups_number_states: ClassVar[bool]
+    shares_what_is_alike: ClassVar[bool]
+
+
+_GROUPS = "param_groups"
+_OWNED = re.compile(r"rank_(\d+)\.(.+)")
+
+
+def of_all_ranks(content: Content) -> Content:
+    """Return `content` with one object for groups that all ranks hold alike, in place of theirs.
+
+    Tensors inside an object are not compared, and so they differ.
+    """
+    world = content.topology.world_size
+    owned: Mapping[str, list[ObjectInfo]] = defaultdict(list)
+    for name, info in content.objects.items():
+        match = _OWNED.fullmatch(name) if info.field else None
+        if match is not None and int(match[1]) == info.rank:
+            owned[match[2]].append(info)
+    checkpoint = content.checkpoint
+    if not owned or not isinstance(checkpoint, HasGroups) or not checkpoint.groups_number_states:
+        return content
+    if not checkpoint.shares_what_is_alike:
+        owned = {
+            label: infos for label, infos in owned.items() if label.rpartition(".")[2] == _GROUPS
+        }
+    state = StateObjects(content, {})
+    objects = dict(content.objects)
+    for label, infos in owned.items():
+        if len(infos) == world and label not in objects and _alike(state, infos):
+            for info in infos:
+                del objects[info.name]
+            objects[label] = infos[0]._replace(name=label, rank=None)
+    changed = objects.keys() != content.objects.keys()
+    return replace(content, objects=objects) if changed else content
+
+
+def _alike(state: StateObjects, infos: Sequence[ObjectInfo]) -> bool:
+    first = None
+    for info in infos:
+        try:
+            text, storages = pickled(list(map(list, state.nested(info.name, ("state",)))))
+        except UnsupportedError:
+            return False
+        if storages or (first is not None and text != first):
+            return False
+        first = text
+    return True
+
+
+def objects_of(content: Content) -> StateObjects:
+    """Return the objects of a content, each under its own name."""
+    return StateObjects(content, {})
+
+
+def object_tree(content: Content, objects: StateObjects, name: str) -> Any:
+    """Return what `torch_tree.save` writes of one object.
+
+    Args:
+        content: of which it is.
+        objects: `objects_of(content)`.
+        name: of the object.
+    """
+    top = "object"
+    state = NestedState()
+    for leaf in objects.nested(name, (top,)):
+        if leaf.path == (top,):
+            return leaf.value
+        state.put(leaf.path, leaf.value)
+    whole = content.checkpoint.load_object(name)
+
+    def is_list(path: Path) -> bool:
+        return type(at(whole, path[1:])) is list
+
+    return state.settled(is_list).get(top, {})

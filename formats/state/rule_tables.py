@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources import files
 
-from ftckpt.checkpoint.rules import Rules, parse_rules
+from ftckpt.checkpoint.sharding import Rules, parse_rules
 from ftckpt.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def built_in(family: str, values: Mapping[str, int] | None = None) -> Rules:
 
     Args:
         family: one of `families()`.
-        values: see `ftckpt.checkpoint.rules.parse_rules`.
+        values: see `ftckpt.checkpoint.sharding.parse_rules`.
 
     Raises:
         UsageError: the table does not exist.

@@ -15,7 +15,7 @@ from typing import Any
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
-from ftckpt.storage.chunks import chunks
+from ftckpt.storage.ranges import chunks
 from ftckpt.transfer.layout import Literal, Stored
 
 from .objects import Storages, listed_places

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ftckpt.checkpoint import Box, Payload, Piece, TensorInfo
-from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.checkpoint.computed import CheckpointLayer
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, TargetTensor

@@ -31,8 +31,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 
-from .stored_names import StoredName, place
-from .vocabulary import AVERAGES, KNOWN, MODELS, NETWORKS, OPTIMIZERS
+from .stored_names import AVERAGES, KNOWN, MODELS, NETWORKS, OPTIMIZERS, StoredName, place
 
 if TYPE_CHECKING:
     from ftckpt.formats.pickles.walk import Path

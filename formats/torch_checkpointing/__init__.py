@@ -19,7 +19,7 @@ from ftckpt.storage.source import Source
 from .names import METADATA, item_file
 
 if TYPE_CHECKING:
-    from .checkpoint import TorchCheckpointingCheckpoint
+    from .reader import TorchCheckpointingCheckpoint
 
 _HEAD = 4096
 # A pickle of plain dicts that says one of the words which no other metadata.pkl has.

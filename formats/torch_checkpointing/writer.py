@@ -18,12 +18,10 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.formats.pickles.write import dumps
 from ftckpt.formats.ranks.division import require_divisible
 from ftckpt.formats.ranks.names import Role
-from ftckpt.formats.ranks.naming import Dialect
-from ftckpt.formats.ranks.writer import Placed, RankFolder
+from ftckpt.formats.ranks.writer import Dialect, Placed, RankFolder
 from ftckpt.formats.state.paths import coded_in, with_aliases, without_records
 from ftckpt.formats.state.world_size import world_notes, world_of
-from ftckpt.formats.torch_files.write_dtensor import MeshForm
-from ftckpt.formats.torch_files.write_tree import save
+from ftckpt.formats.torch_files.write_tree import MeshForm, save
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 

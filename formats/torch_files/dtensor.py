@@ -13,17 +13,20 @@ decide, all ranks together.
 
 Sources: torch 2.0-2.13 `distributed/tensor/placement_types.py`, `_utils.py`; before 2.5
 `distributed/_tensor/`.
+
+Pieces of tensors, made when asked for: there may be a million, and few are looked at.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
-from ftckpt.checkpoint import Box
+from ftckpt.checkpoint import Box, Piece
 from ftckpt.errors import CorruptError, UnsupportedError
 
 # A run of global indices, half open.
@@ -259,3 +262,35 @@ def _patches(runs: Sequence[Sequence[Run]], shape: Sequence[int]) -> list[Patch]
         )
         for spots in product(*placed)
     ]
+
+
+class LazyPieces(Sequence[Piece]):
+    """The pieces of one tensor."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def piece(self, index: int) -> Piece:
+        """Return one piece; `index` is in range.
+
+        Raises:
+            CorruptError: it lies in no file.
+        """
+
+    @abstractmethod
+    def box(self, index: int) -> Box:
+        """Return the box of one piece, whether it lies in a file or not."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
+    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.piece(range(len(self))[index])

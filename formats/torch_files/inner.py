@@ -29,7 +29,7 @@ from ftckpt.formats.pickles.inert import inert, sealed
 from .values import Composite, SubclassRef, TensorRef
 
 if TYPE_CHECKING:
-    from ftckpt.formats.pickles.nodes import Call
+    from ftckpt.formats.pickles.write import Call
 
 # What holds a tensor's elements, whatever their type.
 _ELEMENTS = frozenset(
@@ -191,7 +191,7 @@ for _name, (_modules, _function, _fields) in _KINDS.items():
 
 def engine_call(value: SubclassRef) -> Call:
     """Return the call that makes it again, as it was read."""
-    from ftckpt.formats.pickles.nodes import Call, Global
+    from ftckpt.formats.pickles.write import Call, Global
 
     def name(qualname: str) -> Global:
         module, _, last = qualname.rpartition(".")

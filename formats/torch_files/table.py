@@ -13,9 +13,8 @@ from ftckpt.checkpoint.dtypes import BY_STORAGE, DTYPES
 from ftckpt.formats.pickles.inert import inert, refuse, sealed
 from ftckpt.formats.pickles.names import BUILTINS
 
-from .classes import CLASSES
 from .inner import ENGINE_CLASSES, ENGINE_FUNCTIONS, ENGINE_METHOD, ENGINE_METHODS
-from .rebuild import BUILDERS, wrong_arguments
+from .rebuild import BUILDERS, CLASSES, wrong_arguments
 from .values import StorageType
 
 # --- the getattr of real files ------------------------------------------------------------------

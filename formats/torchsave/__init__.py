@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED, Listing, Recognition
-from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.huggingface.index import shard_name
 from ftckpt.storage.source import Source
 
 from .names import INDEX, SHARD, STEMS

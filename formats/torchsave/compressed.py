@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields, replace
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.ranks.nested_shards import ranks_inside
-from ftckpt.formats.torch_files.compression import packed_by
-from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
+from ftckpt.formats.torch_files.compression import UnpackedSource, inside_of, packed_by
 from ftckpt.storage.source import Source
 
 from .reader import TorchSaveCheckpoint, open_files, open_torchsave

@@ -36,9 +36,10 @@ from ftckpt.formats.huggingface.index import (
     ShardIndex,
     check_index,
     check_index_size,
+    is_beside,
     parse_index,
+    shard_name,
 )
-from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.lone_shards import flat_weight
@@ -217,7 +218,7 @@ class TorchSaveCheckpoint(Checkpoint):
         """The weights of bitsandbytes in codes and scales; their states are read."""
         if self.pairing is None:
             return {}
-        from ftckpt.formats.quantised.beside_codes import weights_of
+        from ftckpt.formats.quantised.pairing import weights_of
 
         return weights_of(self, self.pairing)
 
@@ -228,7 +229,7 @@ class TorchSaveCheckpoint(Checkpoint):
             UnsupportedError: it has some.
         """
         if self.pairing is not None and self.pairing.pairs:
-            from ftckpt.formats.quantised.beside_codes import not_computed
+            from ftckpt.formats.quantised.pairing import not_computed
 
             raise not_computed(self, self.pairing)
         return self
@@ -414,7 +415,7 @@ def open_files(
     )
     checkpoint.step = step_of_save(tuple(checkpoint.counters()), source.name)
     if any(map(is_of_bitsandbytes, tensors)):
-        from ftckpt.formats.quantised.beside_codes import paired
+        from ftckpt.formats.quantised.pairing import paired
 
         checkpoint.pairing, checkpoint.tensors = paired(tensors)
     return checkpoint

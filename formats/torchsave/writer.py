@@ -18,10 +18,10 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
-from ftckpt.formats.state.nested import IsList, NestedState
-from ftckpt.formats.state.objects import StateObjects, numbered
-from ftckpt.formats.state.of_all_ranks import of_all_ranks
+from ftckpt.formats.state.objects import StateObjects, numbered, of_all_ranks
 from ftckpt.formats.state.paths import (
+    IsList,
+    NestedState,
     RecordedPaths,
     carried_inside,
     coded_in,
@@ -31,7 +31,7 @@ from ftckpt.formats.state.paths import (
     with_aliases,
     without_records,
 )
-from ftckpt.formats.state.vocabulary import KNOWN, OPTIMIZERS
+from ftckpt.formats.state.stored_names import KNOWN, OPTIMIZERS
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content

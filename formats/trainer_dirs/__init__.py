@@ -31,22 +31,24 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
-from ftckpt.discovery.step_sets import set_around
+from ftckpt.discovery.step_names import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
 from ftckpt.formats.state.side_by_side import saves_beside
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import without_numbers
 
-from .marks import ARGUMENTS, STATE, marked
 from .names import (
+    ARGUMENTS,
     CONTENTS,
     FOLDER,
+    STATE,
     TAG,
     fits_here,
     folder_of_store,
     is_state,
     lists_stores,
+    marked,
     parts_of,
     states_of_ranks,
     without_weights,

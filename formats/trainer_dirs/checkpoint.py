@@ -24,20 +24,20 @@ from ftckpt.checkpoint.steps import SCALARS_A_FILE, is_counter
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.config import CONFIG
-from ftckpt.formats.huggingface.names import is_beside, shard_name
+from ftckpt.formats.huggingface.index import is_beside, shard_name
 from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.ranks.training_tree import MAX_NAMES
-from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.formats.torch_files.dtensor import LazyPieces
 from ftckpt.formats.torch_files.parse_files import check_saved_names
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint
 from ftckpt.progress import NULL, Counter
 
-from .marks import STATE
 from .names import (
     CONTEXT,
     HUGGING_FACE,
     POINTER,
     SCRIPT,
+    STATE,
     STORE,
     TAG,
     WEIGHTS,

@@ -28,7 +28,7 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import Finding, Severity, as_error, finding, from_error, listed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared_folders
-from ftckpt.formats.huggingface.names import is_beside
+from ftckpt.formats.huggingface.index import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.ranks.names import OF_ONE_RANK
 from ftckpt.formats.ranks.reader import open_ranks
@@ -39,8 +39,8 @@ from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
 from .checkpoint import BundleCheckpoint, OpenedPart, in_part, parameters
-from .marks import ARGUMENTS, STATE, TRAINER, marked
 from .names import (
+    ARGUMENTS,
     CONTENTS,
     FOLDER,
     FULL,
@@ -48,8 +48,10 @@ from .names import (
     OPTIMIZER,
     OTHER,
     RNG,
+    STATE,
     STORE,
     TAG,
+    TRAINER,
     WEIGHTS,
     by_accelerate,
     fits_here,
@@ -59,15 +61,14 @@ from .names import (
     is_state,
     lists_stores,
     lost_models,
+    marked,
     model_of,
     not_there,
     states_of_ranks,
 )
-from .nested import Nest, nest_among
-from .second_copy import copy_of_model, second_copy
-from .tags import choose_tag, step_of_tag, tags_in
+from .nested import Nest, choose_tag, nest_among, step_of_tag, tags_in
 from .verl import parts_of, read_contents
-from .weight_folders import lost_model, models_of, weight_folders
+from .weight_folders import copy_of_model, lost_model, models_of, second_copy, weight_folders
 
 if TYPE_CHECKING:
     from .open_nest import OpenedNest

@@ -1,4 +1,4 @@
-"""Open one step of several whose files share a directory (see `ftckpt.discovery.step_sets`)."""
+"""Open one step of several whose files share a directory (see `ftckpt.discovery.step_names`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ftckpt.checkpoint import TensorInfo
-from ftckpt.discovery.step_sets import SetMember, set_around, set_member, set_of
+from ftckpt.discovery.step_names import SetMember, set_around, set_member, set_of
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.ranks.reader import open_ranks
 from ftckpt.formats.torchsave.reader import open_files

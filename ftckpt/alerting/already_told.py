@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.errors import FtckptError, UsageError
 from ftckpt.storage.local.atomic import make_directories, write_over
-from ftckpt.storage.local.claim import claim
+from ftckpt.storage.local.oserror import claim
 from ftckpt.storage.local.ownership import open_or_make
 from ftckpt.strict_json import JsonError, decode
 

@@ -274,8 +274,7 @@ class _Loader:
 
     def _add_values(self, found: dict[Any, Any]) -> None:
         """Put values that are no tensors in place, as inert data."""
-        from ftckpt.formats.state.objects import StateObjects
-        from ftckpt.formats.state.of_all_ranks import of_all_ranks
+        from ftckpt.formats.state.objects import StateObjects, of_all_ranks
         from ftckpt.formats.state.paths import recorded_paths
 
         content = of_all_ranks(self._content)
@@ -419,8 +418,7 @@ def _put(target: Any, ref: Any, data: memoryview) -> None:
     """Put the elements of a small tensor in place, whatever its strides are."""
     from ftckpt.checkpoint.read_tensor import dense_strides
     from ftckpt.extents import Box
-    from ftckpt.transfer.read.copies_plan import ElementMove
-    from ftckpt.transfer.read.geometry import StoredBox
+    from ftckpt.transfer.read.copies_plan import ElementMove, StoredBox
 
     size = ref.dtype.itemsize
     strides = tuple(stride * size for stride in ref.strides)

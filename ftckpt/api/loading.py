@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint, CommitState, Payload, Piece, StepRole
-from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.checkpoint.computed import CheckpointLayer
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -95,8 +95,7 @@ def requested(
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.huggingface.config import CONFIG, parsed_config
     from ftckpt.formats.quantised.dequantise import dequantised
-    from ftckpt.transfer.request.change_dtype import retype, target_of
-    from ftckpt.transfer.request.from_masters import from_masters
+    from ftckpt.transfer.request.change_dtype import from_masters, retype, target_of
     from ftckpt.transfer.request.renaming import rename as renamed
 
     names, dtype = flags.get("names") or "", flags.get("dtype") or ""
@@ -254,8 +253,7 @@ def with_ties(content: Content) -> Content:
 
     A folder of Hugging Face does not store them; a job's model has both names.
     """
-    from ftckpt.formats.families.facts import model_of
-    from ftckpt.formats.families.tied import outputs_of
+    from ftckpt.formats.families.facts import model_of, outputs_of
     from ftckpt.formats.huggingface.config import CONFIG, read_config
 
     stored = content.checkpoint.as_stored
@@ -383,8 +381,7 @@ class LoadableState:
         from ftckpt.formats.pickles.walk import dotted
         from ftckpt.formats.state.job_names import TensorRow
         from ftckpt.formats.state.job_settings import JobSettings
-        from ftckpt.formats.state.objects import StateObjects
-        from ftckpt.formats.state.of_all_ranks import of_all_ranks
+        from ftckpt.formats.state.objects import StateObjects, of_all_ranks
         from ftckpt.formats.state.paths import recorded_paths, torch_paths, with_aliases
         from ftckpt.manifest.locate import find
 
@@ -430,7 +427,7 @@ class LoadableState:
             UnsafeError: one holds a class that is not allowed.
             FtckptError: one cannot be read.
         """
-        from ftckpt.formats.state.job_objects import saved
+        from ftckpt.formats.state.job_settings import saved
 
         return self._settings.load(
             fields, lambda value, name: saved(value, gatherer, name=name, allow=allow)
@@ -443,7 +440,7 @@ class LoadableState:
             UnsafeError: it holds a class that is not allowed.
             FtckptError: it cannot be read.
         """
-        from ftckpt.formats.state.job_objects import saved
+        from ftckpt.formats.state.job_settings import saved
 
         found = self._leaves[name]
         leaf = found.leaf

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ftckpt.storage import open_store
 from ftckpt.storage.options import StoreOptions
 
-from .checks import Check as Check
-from .checks import State as State
+from .machine import Check as Check
+from .machine import State as State
 
 _DEFAULTS = StoreOptions()
 

@@ -17,17 +17,15 @@ from typing import Any
 from ftckpt.amounts import human_duration
 from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.own_files import TEMPORARY
-from ftckpt.storage.s3.client import S3Client
-from ftckpt.storage.s3.delete import Doomed, delete_objects, honours_conditions
-from ftckpt.storage.s3.errors import code_of
-from ftckpt.storage.s3.object import S3Object
+from ftckpt.storage.s3.client import S3Client, S3Object, code_of
+from ftckpt.storage.s3.copy import Doomed, delete_objects, honours_conditions
 from ftckpt.storage.s3.store import S3Store
 from ftckpt.storage.s3.upload import refuses_damage
 from ftckpt.storage.s3.write import supports_conditions
 from ftckpt.storage.store import Store
 
-from .checks import Check, State
 from .directory import READING, WRITING
+from .machine import Check, State
 
 _PROBE = f"{TEMPORARY}doctor-"
 _SKEW = 60.0  # a Date header has whole seconds, and an answer takes time

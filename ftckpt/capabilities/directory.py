@@ -17,15 +17,12 @@ from contextlib import suppress
 from ftckpt.amounts import human_bytes, human_duration
 from ftckpt.errors import FtckptError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.own_files import TEMPORARY
-from ftckpt.storage.local import pagecache, renaming
+from ftckpt.storage.local import folders, pagecache
 from ftckpt.storage.local.atomic import sync_directory
-from ftckpt.storage.local.claim import claim
-from ftckpt.storage.local.exchange import exchange
-from ftckpt.storage.local.folders import FLAGS
-from ftckpt.storage.local.oserror import translate
-from ftckpt.storage.local.removal import Removal
+from ftckpt.storage.local.folders import FLAGS, Removal, exchange
+from ftckpt.storage.local.oserror import claim, translate
 
-from .checks import Check, State
+from .machine import Check, State
 
 _FOLDER = f"{TEMPORARY}doctor-"
 _LOCK = "lock"
@@ -263,7 +260,7 @@ def _renames(folder: str) -> Iterator[Check]:
         )  # fmt: skip
         for name in ("a", "b"):
             os.mkdir(name, dir_fd=here)
-        refused = renaming.renameat2(here, "a", here, "b") == errno.EEXIST
+        refused = folders.renameat2(here, "a", here, "b") == errno.EEXIST
         try:
             exchange(os.path.join(folder, "a"), os.path.join(folder, "b"))
             swapped = True

@@ -1,4 +1,7 @@
-"""What this machine can do: packages, processor, limits, GPUs."""
+"""What this machine can do: packages, processor, limits, GPUs.
+
+One line of what a machine and a place can do.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -20,7 +24,35 @@ from ftckpt.packages import REQUIREMENTS
 from ftckpt.version import __version__
 from ftckpt.workers.limits import jobs, memory, processors
 
-from .checks import Check, State
+
+class State(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    NOTE = "note"  # something that a user may want to know or to install
+    UNKNOWN = "unknown"  # the system or the service does not say
+    PROBLEM = "problem"  # a verb fails here, or a checkpoint may be lost
+
+
+class Check(NamedTuple):
+    """What was looked at.
+
+    Attributes:
+        area: `ftckpt`, `packages`, `processor`, `limits` or `place`.
+        name: what was looked at.
+        state: how it ended.
+        found: the value, in a few words.
+        means: what follows for ftckpt's verbs, as a sentence without a full stop.
+        do: what the user can do; "" where nothing is to be done.
+    """
+
+    area: str
+    name: str
+    state: State
+    found: str
+    means: str
+    do: str = ""
+
 
 _SAMPLE = 32 << 20
 _FEW_FILES = 1024

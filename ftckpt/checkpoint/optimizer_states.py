@@ -7,6 +7,8 @@ only where all formats know it (masters, Adam's two moments); every other state 
 Sources: torch 2.13 `optim/*.py`; transformers 5.23 `optimization.py` (Adafactor); bitsandbytes 0.50
 `optim/optimizer.py`; torchao 0.18 `optim/subclass_*.py`; megatron-core 0.16.1 `optimizer/`;
 pytorch-optimizer 4.1 and schedulefree 1.4.
+
+Find the masters that stand for weights which are not stored, as ZeRO 3 leaves them out.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .pieces import Kind
 
@@ -261,3 +263,40 @@ def _outer(rows: Shape, columns: Shape) -> Shape | None:
     if len(rows) > 1 and rows[-1] == 1 and columns[-2] == 1 and rows[:-2] == columns[:-2]:
         return (*rows[:-1], columns[-1])
     return (*rows, columns[-1]) if rows[:-1] == columns[:-1] else None
+
+
+class DescribedTensor(Protocol):
+    """A tensor that says of what it is."""
+
+    @property
+    def component(self) -> str:
+        """As `TensorInfo` has it."""
+
+    @property
+    def name(self) -> str:
+        """As `TensorInfo` has it."""
+
+    @property
+    def kind(self) -> Kind:
+        """As `TensorInfo` has it."""
+
+
+def masters_alone(tensors: Mapping[str, DescribedTensor], aliases: Mapping[str, str]) -> list[str]:
+    """Return the keys of masters of parameters whose weights are not among the tensors.
+
+    Masters that a state has by numbers name no parameter, and are left out.
+
+    Args:
+        tensors: by key.
+        aliases: key -> key of the tensor that owns the same bytes (tied weights).
+    """
+    masters = {key: one.name for key, one in tensors.items() if one.kind is Kind.MASTER}
+    if not masters:
+        return []
+    weights = {one.name for one in tensors.values() if one.component == "model"}
+    # Of tied weights one may be stored, and the masters of both.
+    for key, owner in aliases.items():
+        names = {tensors[one].name for one in (key, owner) if one in tensors}
+        if names & weights:
+            weights |= names
+    return [key for key, name in masters.items() if name not in weights and not is_numbered(name)]

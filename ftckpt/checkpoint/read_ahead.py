@@ -1,6 +1,8 @@
 """Read parts of a checkpoint ahead of use if requests have a latency.
 
 `ftckpt.storage.prefetch` reads; this module chooses which bytes, and in which order.
+
+Choose the number of processes that decode a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from typing import TYPE_CHECKING
 from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 from ftckpt.storage.prefetch import most_kept
+from ftckpt.workers.budget import process_count
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.storage.source import Source
     from ftckpt.workers.limits import RateLimit
+
 
 # A thread uses two stages of windows, and as many are in flight. With less room each would be
 # dropped for another before it is used up, and read again and again.
@@ -126,3 +130,17 @@ def _inside(source: Source, extents: Iterable[Extent]) -> Iterator[Extent]:
             yield Extent(path, 0, size)
         else:
             yield extent._replace(file=path)
+
+
+def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
+    """Return how many processes read a checkpoint faster than `jobs` threads; 0 for none.
+
+    0 if a part of it is not local, because they would share its connections. `each` is the bytes
+    that one process holds besides the decoded ones.
+
+    Raises:
+        FtckptError: a base cannot be opened.
+    """
+    if not checkpoint.is_local():
+        return 0
+    return process_count(min(jobs, checkpoint.decoding.slots()), each, decoding=True)

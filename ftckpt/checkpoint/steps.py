@@ -6,7 +6,7 @@ optimizer's own step count, the scheduler's. Equal clocks are compared. The iter
 optimizer's count may drift apart (steps that a loss scale skipped, a new optimizer, several updates
 an iteration), so that where they differ, a note says so. Only the trainer's iteration is the step
 of a save: a new optimizer counts from 0, and its count would make an old save the newest. Where a
-trainer records none, the name may say the step (`ftckpt.discovery.looked`); else it is unknown.
+trainer records none, the name may say the step (`ftckpt.discovery.siblings`); else it is unknown.
 """
 
 from __future__ import annotations

@@ -21,18 +21,19 @@ from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification.record_sums import ByteRun, ReadSums, RecordIndex
 from ftckpt.workers import ALONE, Work
 
-from .align import DiffStatus, Vocabulary, align
 from .arithmetic import Tolerance
-from .choice import Choice
-from .damage import DamageFinder
+from .damage import Choice, DamageFinder
 from .evidence import Basis, RecordedEqual
 from .report import Cell, DiffReport, Summary, TensorDifference, ordered
 from .state import (
+    DiffStatus,
     Field,
     Fields,
     Follows,
     Hangs,
     StateDifference,
+    Vocabulary,
+    align,
     compare_fields,
     field_of,
     mark_layout,

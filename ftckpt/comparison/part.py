@@ -12,7 +12,7 @@ from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.extents import Box
 from ftckpt.storage.suggestions import hint_for_name
 
-from .elements import bits_of, has_values, part_of, values, wide_type
+from .arithmetic import bits_of, has_values, part_of, values, wide_type
 
 if TYPE_CHECKING:
     import numpy as np

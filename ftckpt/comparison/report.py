@@ -14,10 +14,9 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import ExitCode, worst
 from ftckpt.findings import Finding
 
-from .align import ComparedPair, DiffStatus
 from .arithmetic import Tally
 from .evidence import Basis
-from .state import StateDifference
+from .state import ComparedPair, DiffStatus, StateDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

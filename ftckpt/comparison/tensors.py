@@ -16,11 +16,11 @@ from ftckpt.transfer.content import Content
 from ftckpt.verification.record_sums import ReadSums
 from ftckpt.workers import ALONE, Work
 
-from .align import ComparedPair, DiffStatus, Side, shards
 from .arithmetic import Tally, Tolerance
 from .evidence import Basis, RecordedEqual
 from .read import Readers, ShardPair, ShardResult
 from .report import Summaries, TensorDifference, difference
+from .state import ComparedPair, DiffStatus, Side, shards
 
 # This many unreadable tensors mean that the storage is gone.
 _GIVE_UP = 8

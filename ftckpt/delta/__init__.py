@@ -6,12 +6,12 @@ finds the best way for a tensor by a sample, with `predictions` fitted by `fitti
 one block in one of its forms: `planes` of bytes or sparse `changes` of `words`, through `entropy`.
 """
 
-from ftckpt.delta.codec.blocks import BLOCK as BLOCK
-from ftckpt.delta.codec.blocks import Form as Form
-from ftckpt.delta.codec.blocks import Reference as Reference
+from ftckpt.delta.codec.choose_encoding import BLOCK as BLOCK
 from ftckpt.delta.codec.choose_encoding import EFFORTS as EFFORTS
 from ftckpt.delta.codec.choose_encoding import Effort as Effort
 from ftckpt.delta.codec.choose_encoding import EncodingPlan as EncodingPlan
+from ftckpt.delta.codec.choose_encoding import Form as Form
+from ftckpt.delta.codec.choose_encoding import Reference as Reference
 from ftckpt.delta.codec.decode import DeltaDecoder as DeltaDecoder
 from ftckpt.delta.codec.decode import Fill as Fill
 from ftckpt.delta.codec.encode import DeltaEncoder as DeltaEncoder

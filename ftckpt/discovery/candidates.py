@@ -28,22 +28,20 @@ from ftckpt.errors import (
     UnverifiedError,
     UsageError,
 )
-from ftckpt.manifest.thinned import is_thinned
+from ftckpt.manifest.locate import is_thinned
 from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.state_files import numbers_in
 from ftckpt.storage.store import Entry, EntryKind, join
 
-from .averages import averages_among
-from .counts import counts_in, with_places
+from .counts import averages_among, counts_in, with_places
+from .listing import files_of, open_part
 from .lone_manifests import HINT, alone
-from .looked import NO_STEP, Looked
 from .neighbours import lacking
-from .open_part import files_of, open_part
+from .root_marker import not_understood
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
-from .siblings import among_siblings, with_steps
+from .siblings import NO_STEP, Looked, among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
-from .strangers import not_understood
 from .unordered import between, in_order, outside, paired, rank_by_name
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.

@@ -11,7 +11,7 @@ from ftckpt.errors import UsageError
 
 if TYPE_CHECKING:
     from ftckpt.inspection.resume import ResumeItem
-    from ftckpt.inspection.state_content import Contents
+    from ftckpt.inspection.training_state import Contents
 
 
 class Part(StrEnum):

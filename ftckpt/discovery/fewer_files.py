@@ -25,8 +25,8 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
+from .listing import files_of, open_part, recognise_at
 from .neighbours import Lacking, StepsBeside, lacking, series
-from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .series import roles_in
 from .small_files import may_lack_some

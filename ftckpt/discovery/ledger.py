@@ -46,7 +46,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
 from ftckpt.strict_json import JsonError, decode
 from ftckpt.version import __version__
 
-from .open_part import files_of, open_part
+from .listing import files_of, open_part
 from .recognise import UnopenedPart
 from .roots import Root, concurrently
 from .step_names import step_in_name

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.findings import Finding, finding, listed
-from ftckpt.manifest.thinned import is_thinned
+from ftckpt.manifest.locate import is_thinned
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .open_part import files_of
+from .listing import files_of
 from .series import LAST, newest_first, roles_in
 from .small_files import lost_small_files
 

@@ -17,7 +17,7 @@ from ftckpt.findings import listed
 from . import series
 from .candidates import Walk
 from .ledger import place_of
-from .open_part import open_part
+from .listing import open_part
 from .roots import Candidate, Root
 from .select import Check, Note, Selection, SelectionRules, select
 from .step_names import stem_of

@@ -18,8 +18,7 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.storage.store import Store
 
-from .listing import listing_of_directory
-from .open_part import recognise_at
+from .listing import listing_of_directory, recognise_at
 from .recognise import Format, Listing, UnopenedPart, recognise
 from .series import roles_in
 

@@ -31,7 +31,7 @@ from ftckpt.storage.state_files import is_text, without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store
 from ftckpt.strict_json import JsonError, decode
 
-from .open_part import open_part
+from .listing import open_part
 from .recognise import UnopenedPart
 
 # The pointer of `ftckpt promote`, which no framework writes: the name of a checkpoint.

@@ -1,4 +1,10 @@
-"""Find the format of a place, from one listing of one level."""
+"""Find the format of a place, from one listing of one level.
+
+Files by which a trainer says whether the step in whose folder they lie is finished.
+
+A format's own commit marker (`.metadata`, `trainer_state.json`) is the format's; these mark a whole
+step, whatever it holds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,12 @@ from ftckpt.errors import FtckptError
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow
 
-from .marks import FINISHED, UNFINISHED
+# NeMo Automodel makes it before it writes, and removes it last; a step that has it is neither
+# loaded nor counted (nemo_automodel/components/checkpoint/{lifecycle,utils}.py, 0.7).
+UNFINISHED = ".incomplete"
+# The opposite, written last: it commits a step whose format has no marker.
+FINISHED = ".complete"
+
 
 # Endings of files that were compressed as a whole.
 COMPRESSED = (".zst", ".lz4", ".gz")

@@ -31,7 +31,7 @@ from ftckpt.storage.secrets import withheld
 from ftckpt.storage.source import Source, leads_nowhere
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .open_part import open_part, recognise_at
+from .listing import open_part, recognise_at
 from .recognise import Format, OrderedByRank, UnopenedPart
 from .step_names import is_file_of_step
 
@@ -359,7 +359,7 @@ def _require_all_ranks(place: Place) -> None:
     Raises:
         UnsupportedError: it is one.
     """
-    from .pieces import folders_of_ranks, is_folder_of_rank
+    from .step_names import folders_of_ranks, is_folder_of_rank
 
     local = place.store.local_path("")
     above, name = split(os.path.abspath(local) if local is not None else place.url.rstrip("/"))

@@ -29,9 +29,7 @@ from ftckpt.storage.state_files import without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
-from .listing import listing_of_directory
-from .open_part import open_part
-from .pieces import folders_of_ranks, pieces_among
+from .listing import listing_of_directory, open_part
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import Listing, UnopenedPart
 from .series import newest_first, roles_in
@@ -41,10 +39,12 @@ from .step_names import (
     FILE_OF_STEP,
     SUFFIXES,
     finished_name,
+    folders_of_ranks,
+    pieces_among,
+    sets_among,
     step_in_name,
     unfinished_marker,
 )
-from .step_sets import sets_among
 
 _TEXTS, _VALUES = "small texts", "values of small texts"
 # In the memo of a root: names of files that are pieces of a save.

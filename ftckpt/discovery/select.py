@@ -4,28 +4,42 @@ Newest means the step in the content. A name only decides which headers to read 
 root, and counts if the content shows no step. An older checkpoint is chosen only past damaged and
 unfinished ones: an unreachable one might be good, so it stops the search. One with unsafe content
 is passed over, too: a flipped bit can look hostile, and nothing of it was executed.
+
+Resolve a pointer to its checkpoint, and to no other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    MissingError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+    UsageError,
+    worst,
+)
 from ftckpt.findings import Finding, finding
-from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
+from ftckpt.manifest.locate import WEIGHTS_ALONE, is_thinned
 from ftckpt.reports import CODED, IF_ANY, IF_SOME, UNSAID
 from ftckpt.storage.source import Source
+from ftckpt.storage.suggestions import hint_for_name
 
 from .candidates import WALKED_OVER, Walk, gone
 from .fewer_files import lacking_files, warned
-from .looked import Looked
+from .listing import open_part
 from .neighbours import lacking
-from .open_part import open_part
+from .pointers import Pointer
 from .roots import Candidate, Root
+from .siblings import Looked
 from .step_names import is_put_aside, says_other_step
 
 Check = Callable[[Checkpoint, Root], tuple[ExitCode, str]]
@@ -333,8 +347,7 @@ def _nothing(
 
 def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str, str]:
     """Explain a root without a checkpoint to try."""
-    from .root_marker import absence, lost
-    from .strangers import not_understood
+    from .root_marker import absence, lost, not_understood
 
     limit = rules.step_at_most
     newer = [one.known_step for one in walk.looked if one.child is not None or one.error]
@@ -418,3 +431,54 @@ def _disagreements(
                 f"{says}, the newest that passes is {chosen.candidate.path}",
                 file=pointer.name,
             )
+
+
+def follow(root: Root, name: str, rules: SelectionRules) -> Root:
+    """Return a root with only a pointer's target, and allowed fallbacks.
+
+    With a `max_fallback` in `rules`, checkpoints older than the pointer's remain.
+
+    Raises:
+        MissingError: the root has no such pointer; that is not a first start.
+        CorruptError: its target does not exist (`pointer-dangling`).
+        UnsupportedError: its target is there, under a name that no checkpoint has.
+        UsageError: older ones are allowed, and nothing shows which are.
+    """
+    pointer = next((one for one in root.pointers if one.name == name), None)
+    if pointer is None:
+        names = [one.name for one in root.pointers]
+        hint = hint_for_name(name, names) or "ftckpt promote CHECKPOINT --pointer NAME makes one"
+        raise MissingError(f"{root.url} has no pointer {name}", hint=hint)
+    meant = tuple(c for c in root.candidates if _means(pointer, c))
+    if not meant and pointer.no_candidate:
+        raise UnsupportedError(
+            f"{name} of {root.url} says {pointer.says!r}, which is there, and whose name is not a "
+            "checkpoint's",
+            hint="name it itself",
+        )
+    if not meant:
+        raise CorruptError(
+            f"{name} of {root.url} says {pointer.says!r}, which is not there",
+            kind="pointer-dangling",
+            file=name,
+            hint="ftckpt promote points it at a checkpoint that passes",
+        )
+    if rules.max_fallback is None:
+        return replace(root, candidates=meant)
+    step = pointer.step
+    if step is None:
+        raise UsageError(
+            f"{name} of {root.url} shows no step, so nothing says what is older than it",
+            hint="leave --max-fallback out",
+        )
+    older = tuple(
+        c for c in root.candidates if c not in meant and c.step is not None and c.step < step
+    )
+    return replace(root, candidates=meant + older)
+
+
+def _means(pointer: Pointer, candidate: Candidate) -> bool:
+    if candidate.path == pointer.target:
+        return True
+    same = candidate.step is not None and candidate.step == pointer.step
+    return pointer.means_step and same and not candidate.staging

@@ -3,10 +3,18 @@
 A save can lose the counter that its siblings have: with a lost `meta.json`, or a cut file. It must
 not leave the order of the root by that. Its name stands in the series as before, and what the
 numbers of the names mean is told by the siblings that still have their steps.
+
+A candidate of a root whose headers were read.
+
+The step that a trainer writes beside a file of weights: `epoch_3.yaml` of `epoch_3.pt`.
+
+WeNet (wenet/utils/checkpoint.py, save_checkpoint) writes what it knows of a save, its `step` among
+it, into a YAML file of the same stem, because the file itself holds weights alone.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect
 from collections import defaultdict
@@ -14,13 +22,101 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ftckpt.checkpoint.steps import counters_in
+from ftckpt.errors import FtckptError
 from ftckpt.storage.state_files import numbers_in, without_numbers
+from ftckpt.storage.store import EntryKind, join
+from ftckpt.strict_json import JsonError, decode
 
 from . import series
-from .looked import Looked
-from .roots import Root
-from .step_beside import step_beside
-from .step_names import is_put_aside
+from .roots import Candidate, Child, Root
+from .step_names import is_put_aside, stem_of
+
+# The rank of a readable candidate whose content and name show no step.
+NO_STEP = -1
+
+
+class Looked(NamedTuple):
+    """A candidate whose headers were read.
+
+    Attributes:
+        child: as formats recognise it; None if none does.
+        step: by the trainer's record in its content, else by a file beside it, or as its siblings
+            show that its name says it (`siblings`); never an optimizer's own count.
+        error: why the headers could not be read.
+        beside: whether a file beside it says the step, and not its content.
+        unknown: whether its files are of no known layout, and may be a save in flight.
+        place: its rank among siblings that have a step, where nothing says its own.
+        astray: whether siblings have a step, and neither it nor its name says where it stands.
+        damaged: whether what says its step could not be read.
+
+    An error may also say why the root has no newest one (`unordered`).
+    """
+
+    candidate: Candidate
+    child: Child | None = None
+    step: int | None = None
+    error: FtckptError | None = None
+    unknown: bool = False
+    beside: bool = False
+    place: float | None = None
+    astray: bool = False
+    damaged: bool = False
+
+    @property
+    def rank(self) -> float:
+        """Its step for ordering.
+
+        An unreadable candidate whose place nothing tells may be the newest of all; a readable one
+        comes last (`NO_STEP`).
+        """
+        known = self.place if self.known_step is None else self.known_step
+        if known is not None:
+            return known
+        return math.inf if self.damaged or self.error is not None else NO_STEP
+
+    @property
+    def known_step(self) -> int | None:
+        """Its step, else the one that its name says; None if nothing says it."""
+        return self.candidate.step if self.step is None else self.step
+
+
+_YAML = (".yaml", ".yml")
+_JSON = ".json"
+# What a trainer writes beside each save is short.
+_MOST = 1 << 18
+_LINE = re.compile(r"^(?:global_)?step:[ \t]*([0-9]{1,18})[ \t]*\r?$", re.MULTILINE)
+
+
+def step_beside(root: Root, candidate: Candidate) -> int | None:
+    """Return the step in the file of the same stem beside a candidate; None if nothing says it.
+
+    A file that says two steps, or that cannot be read, says none.
+    """
+    stem = stem_of(candidate.path)
+    if candidate.entry.kind is not EntryKind.FILE or stem == candidate.path:
+        return None
+    foreign = root.memo.setdefault("foreign", frozenset(root.foreign))
+    names = [stem + suffix for suffix in (*_YAML, _JSON) if stem + suffix in foreign]
+    found = {_said(root, name) for name in names}
+    return found.pop() if len(found) == 1 else None
+
+
+def _said(root: Root, name: str) -> int | None:
+    try:
+        entry = root.store.stat(join(root.base, name))
+        if entry.kind is not EntryKind.FILE or entry.link is not None or entry.size > _MOST:
+            return None
+        raw = root.store.read(entry.path, 0, entry.size)
+        if not name.endswith(_JSON):
+            text = raw.decode("utf-8", "replace")
+            said = {int(number) for number in _LINE.findall(text)}
+        else:
+            said = {number for _, number in counters_in(decode(raw))}
+    except (FtckptError, JsonError):
+        return None
+    return said.pop() if len(said) == 1 else None
+
 
 # A trainer may record the step that it has finished or that comes next (DeePMD-kit: one less than
 # the name).

@@ -12,7 +12,7 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import without_numbers
 
 from .candidates import BATCH, steps_of
-from .open_part import recognise_at
+from .listing import recognise_at
 from .recognise import Format
 from .roots import read_root
 

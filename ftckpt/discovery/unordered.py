@@ -15,9 +15,9 @@ from ftckpt.findings import listed
 
 from . import series
 from .counts import is_unnumbered
-from .looked import NO_STEP, Looked
-from .open_part import open_part
+from .listing import open_part
 from .roots import Root
+from .siblings import NO_STEP, Looked
 
 _NAMED = 4
 # A series is compared with as many others: a root of as many kinds of files is not one run.

@@ -3,6 +3,8 @@
 A line is appended in one write and flushed to the disk; a torn last line is passed over by readers
 and ended by the next writer (`ftckpt.retention.records.log`). A log that cannot be written (a full
 disk, a store that is away) never ends a training: what it would hold stays in memory.
+
+A guard as metrics in Prometheus' text format, for node_exporter's textfile collector.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError
+from ftckpt.health.prometheus import Gauge, text_of
 from ftckpt.own_files import FOLDER
 from ftckpt.retention.records import log
+from ftckpt.storage.local.atomic import write_over
 from ftckpt.storage.local.ownership import belongs_to, is_believed
 from ftckpt.storage.store import join
 
@@ -105,3 +110,51 @@ def sentence(event: Mapping[str, object]) -> str:
     path, number = event.get("path"), event.get("attempt")
     source = "a fresh start" if path is None else f"started from {path}"
     return f"{source}, attempt {number}, on {event.get('host')}"
+
+
+GAUGES = {
+    "up": Gauge("ftckpt_guard_up", "1 while the guard runs."),
+    "restarts": Gauge("ftckpt_guard_restarts", "Restarts of the command by this guard."),
+    "started": Gauge("ftckpt_guard_started_timestamp_seconds", "When the command last began."),
+    "step": Gauge("ftckpt_guard_started_step", "Step that it was started from."),
+    "saved_step": Gauge("ftckpt_guard_saved_step", "Step of the newest save since."),
+    "saved": Gauge("ftckpt_guard_saved_timestamp_seconds", "When that was seen."),
+    "good_step": Gauge("ftckpt_guard_good_step", "Step of the newest save that was verified."),
+    "late": Gauge("ftckpt_guard_late", "1 where saves have stopped coming."),
+    "notice": Gauge("ftckpt_guard_notice", "1 after a notice of preemption."),
+}  # fmt: skip
+
+
+class Standing:
+    """The metrics of one guard; each change rewrites the file.
+
+    Args:
+        path: of the file; "" for none.
+        root: the label.
+    """
+
+    def __init__(self, path: str, root: str) -> None:
+        self._path, self._root = path, root
+        self._values: dict[str, float] = {"up": 1.0, "restarts": 0.0, "late": 0.0, "notice": 0.0}
+
+    def started(self, step: int | None, restarts: int) -> None:
+        """Note a start of the command."""
+        self.write(started=time.time(), restarts=restarts, step=step, late=0)
+
+    def saved(self, step: int | None) -> None:
+        """Note a new save."""
+        self.write(saved=time.time(), saved_step=step, late=0)
+
+    def good(self, step: int | None) -> None:
+        """Note a save that passed."""
+        self.write(good_step=step)
+
+    def write(self, **values: float | None) -> None:
+        """Change values and rewrite the file; what cannot be written is left."""
+        self._values |= {name: value for name, value in values.items() if value is not None}
+        if not self._path:
+            return
+        labels = {"root": self._root}
+        samples = [(gauge, labels, self._values.get(name)) for name, gauge in GAUGES.items()]
+        with suppress(FtckptError, OSError):  # monitoring never ends a training
+            write_over(self._path, text_of(samples, tuple(GAUGES.values())).encode())

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError, RefusedError, UnsupportedError
-from ftckpt.retention.locks.claim import beating
 from ftckpt.retention.locks.local import lock_beside
-from ftckpt.retention.locks.remote import RemoteLock
+from ftckpt.retention.locks.remote import RemoteLock, beating
 from ftckpt.storage.local.oserror import translate
 
 from .journal import of_place

@@ -14,17 +14,14 @@ from ftckpt.amounts import shown_duration
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError
 from ftckpt.replay.processes import end_marked
 
-from . import endings
-from .alarm import Alarm
+from . import terms
 from .attempt import CommandAttempt, GuardTools
 from .decisions import CommandEnd, Next, attempts, suspects, unended, what_next
-from .events import STOPPING, TICK, Events, NoticedError
-from .journal import GuardJournal
-from .keeper import adopt_orphans, started_at
+from .journal import GuardJournal, Standing
+from .keeper import Alarm, adopt_orphans, started_at
 from .lock import Hold
-from .metrics import Standing
 from .notices import Notice, NoticeThread
-from .supervise import MARK
+from .supervise import MARK, STOPPING, TICK, Events, NoticedError
 from .terms import Ended, GuardedPlace, GuardSettings, StartPoint, Team
 
 
@@ -117,10 +114,10 @@ class Guard:
 
     def _tell_end(self, own: ExitCode | None, message: str) -> None:
         """Alert of an end that is not as it should be, whatever led to it."""
-        if own in endings.QUIET:
+        if own in terms.QUIET:
             return
         if own is ExitCode.NO_RESOURCE and self._ran:
-            self._alarm.raise_("disk-full", f"{message}; {endings.FREE_SPACE}")
+            self._alarm.raise_("disk-full", f"{message}; {terms.FREE_SPACE}")
         else:
             self._alarm.raise_("failed" if self._ran else "no-start", self._with_words(message))
 
@@ -141,7 +138,7 @@ class Guard:
             after = self._team.conclude(ending, code, decide)
             self._words_of_end = attempt.last_words
             if not after.again:
-                return endings.ended(ending, after, attempt.last, attempt.unseen, self._restarts)
+                return terms.ended(ending, after, attempt.last, attempt.unseen, self._restarts)
             self._say(f"guard: {after.reason}")
             self._alarm.raise_("restart", self._with_words(after.reason))
             if after.delay:
@@ -163,7 +160,7 @@ class Guard:
         return max(0, self._starts - 1)
 
     def _end(self, code: ExitCode, message: str, hint: str = "") -> Ended:
-        return endings.own(code, message, hint, self._restarts)
+        return terms.own(code, message, hint, self._restarts)
 
     # What happens before a start.
 
@@ -195,7 +192,7 @@ class Guard:
                 with self._events.interrupted():
                     chosen = self._team.agree(lambda: self._place.choose(suspected))
             except NoticedError:
-                return StartPoint(ExitCode.REQUEUE, endings.IDLE)
+                return StartPoint(ExitCode.REQUEUE, terms.IDLE)
             except UnavailableError as error:
                 chosen = StartPoint(ExitCode.UNAVAILABLE, error.message, error.hint)
             if chosen.code is ExitCode.NOT_FOUND and (held := _held_before(self._journal.events)):
@@ -228,7 +225,7 @@ class Guard:
                 elif isinstance(event, Notice):
                     self._notice = event
             if self._notice is not None:
-                return self._end(ExitCode.REQUEUE, endings.IDLE)
+                return self._end(ExitCode.REQUEUE, terms.IDLE)
             left = until - time.monotonic()
             if left <= 0:
                 return None

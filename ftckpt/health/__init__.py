@@ -7,12 +7,12 @@ worth waking somebody for, and `prometheus` the same for a monitor.
 from __future__ import annotations
 
 from .alerts import AlertKind as AlertKind
-from .durable import Durable as Durable
+from .alerts import Scrubbed as Scrubbed
 from .judge import Health as Health
 from .judge import Status as Status
 from .judge import Thresholds as Thresholds
 from .judge import judge as judge
 from .prometheus import metrics as metrics
-from .scrubbed import Scrubbed as Scrubbed
+from .survey import Durable as Durable
 from .survey import Survey as Survey
 from .survey import SurveyedEntry as SurveyedEntry

@@ -15,12 +15,10 @@ from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 
-from .alerts import Alert, Facts, alerts
+from .alerts import Alert, Facts, Scrubbed, alerts, scrubbed
 from .alerts import Thresholds as Thresholds
 from .cadence import Cadence, cadence
-from .durable import Durable, durable
-from .scrubbed import Scrubbed, scrubbed
-from .survey import Survey, SurveyedEntry
+from .survey import Durable, Survey, SurveyedEntry, durable
 
 # A save that lacks something and was not written to for so long is not under way.
 _SILENT_S = 3600.0

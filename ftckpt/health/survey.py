@@ -1,4 +1,7 @@
-"""List one run of a root with bytes and times; open nothing."""
+"""List one run of a root with bytes and times; open nothing.
+
+Find which saves of one tier a second tier holds too.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,17 @@ from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.neighbours import lacking
 from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
-from ftckpt.discovery.step_sets import set_member
+from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, set_member, step_in_name
 from ftckpt.discovery.unordered import newest_together
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.reports import IF_ANY, UNSAID
+from ftckpt.reports import IF_ANY, UNSAID, said_as
 from ftckpt.retention.apply.check import as_damaged, checked, newest_verified
-from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
-from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
-from ftckpt.retention.scan.leftovers import dead_plans
+from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions, list_entry, sum_up
+from ftckpt.retention.scan.leftovers import dead_plans, dead_uploads
 from ftckpt.retention.scan.read import read_entries
-from ftckpt.retention.scan.uploads import dead_uploads
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, relative
 from ftckpt.verification.scrub import ScrubHistory
@@ -377,3 +377,49 @@ def _free(root: Root) -> int | None:
     except OSError as error:
         raise translate(error, path, "look at") from error
     return held.f_bavail * held.f_frsize
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """What a second tier holds of a run.
+
+    Attributes:
+        url: of the second tier.
+        newest: the newest committed save of the first tier whose step is committed on the second;
+            None where there is none.
+        missing: committed saves of the first tier that are not on the second, by ascending step.
+        unfinished: of those, the ones that the second tier holds a part of.
+    """
+
+    SAID: ClassVar = {"missing": "missing_names", "unfinished": "unfinished_names"}
+
+    url: str = field(metadata=said_as("root"))
+    newest: SurveyedEntry | None
+    missing: tuple[SurveyedEntry, ...] = field(metadata=UNSAID)
+    unfinished: tuple[SurveyedEntry, ...] = field(metadata=UNSAID)
+
+    @property
+    def missing_names(self) -> list[str]:
+        """Return the names of those that are missing."""
+        return [held.entry.name for held in self.missing]
+
+    @property
+    def unfinished_names(self) -> list[str]:
+        """Return the names of those that are there in part."""
+        return [held.entry.name for held in self.unfinished]
+
+
+def durable(first: Survey, second: Survey) -> Durable:
+    """Compare two tiers by step; a step that the second has dropped on purpose is missing too.
+
+    What both hold may be of another format or size on each, so only that it is committed there is
+    asked: `ftckpt verify --against` compares content.
+    """
+    there = {h.entry.step for h in second.of(EntryClass.COMMITTED) if h.entry.step is not None}
+    begun = {h.entry.step for h in second.of(EntryClass.STAGING, EntryClass.ABANDONED)}
+    saves = [h for h in first.of(EntryClass.COMMITTED) if h.entry.step is not None]
+    saves.sort(key=lambda h: h.entry.age_order)
+    held = [h for h in saves if h.entry.step in there]
+    missing = tuple(h for h in saves if h.entry.step not in there)
+    partly = tuple(h for h in missing if h.entry.step in begun)
+    return Durable(second.url, held[-1] if held else None, missing, partly)

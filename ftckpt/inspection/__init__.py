@@ -16,7 +16,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.findings import Finding
 
 from .resume import ResumeItem, resume_check
-from .state_content import Contents
+from .training_state import Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def inspect(checkpoint: Checkpoint, contents: Contents | None = None) -> Inspect
         parameters += prod(weight.shape) - checkpoint.tensors[key].numel
     total = sum(by_kind.values())
     if trained and parameters:
-        from ftckpt.checkpoint.masters import masters_alone  # few formats have any
+        from ftckpt.checkpoint.optimizer_states import masters_alone  # few formats have any
 
         alone = masters_alone(checkpoint.tensors, tied)
         parameters += sum(checkpoint.tensors[key].numel for key in alone if key not in tied)
@@ -176,7 +176,7 @@ def find_tensors(checkpoint: Checkpoint, pattern: str) -> list[TensorInfo]:
     found = find_tensor(checkpoint, pattern)
     if found or "*" not in pattern:
         return found
-    from ftckpt.checkpoint.rules import name_pattern
+    from ftckpt.checkpoint.sharding import name_pattern
 
     whole = name_pattern(pattern)
     return [

@@ -27,16 +27,20 @@ from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import NamedState, StateShape, named_state
 from ftckpt.findings import counted, listed
 
-from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
 from .training_state import (
+    GENERATORS,
+    HELD_BY_A_NUMBER,
     HELD_BY_TENSORS,
     MASTERS,
     MOMENTS,
     STEP,
     TABLE,
     WEIGHTS,
+    Contents,
+    Found,
     StateRow,
     is_setting,
+    look,
 )
 
 

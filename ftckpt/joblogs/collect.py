@@ -1,6 +1,14 @@
 """Keep of a log's entries what an analysis needs: little, however long the log is.
 
 Steps become stretches of progress, saves points in time, repeated lines one sighting with a count.
+
+What a log says, one entry for each thing: the common language of all readers.
+
+The kinds of failure, and what each says about the part that failed.
+
+The names of GPU faults follow NVIDIA's list of Xid errors
+(https://docs.nvidia.com/deploy/xid-errors/, and `nverror.h` of its open kernel modules): its
+"immediate action" tells a fault of the hardware from one of the program.
 """
 
 from __future__ import annotations
@@ -8,12 +16,108 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from ftckpt.errors import NoResourceError
 
 from .durations import Durations, Mean
-from .entries import LogEntry, LogEntryKind, Weight
+
+
+class LogEntryKind(StrEnum):
+    """What an entry tells."""
+
+    START = "start"
+    END = "end"
+    SAVE = "save"
+    STEP = "step"
+    FAILURE = "failure"
+    OTHER = "other"
+
+
+class Weight(IntEnum):
+    """How much an entry of kind FAILURE says about the job.
+
+    RECORD: a record of one whole failure (JSONL, sacct, the guard): two of one source are two.
+    STOP: the job has ended (torchrun gave up, Slurm cancelled it).
+    FATAL: such a thing ends a job, unless the log shows that it went on.
+    HINT: accompanies failures, and is none by itself.
+    """
+
+    HINT = 0
+    FATAL = 1
+    STOP = 2
+    RECORD = 3
+
+
+class Fault(NamedTuple):
+    """A kind of failure.
+
+    Attributes:
+        name: its class: `gpu-lost`.
+        component: what failed: `gpu`, `hbm`, `nvlink`, `network`, `host`, `storage`, `software`,
+            `scheduler`, `unknown`.
+        order: from the cause (low) to its consequences (high): a lost GPU makes others time out.
+        meaning: in words.
+    """
+
+    name: str
+    component: str
+    order: int
+    meaning: str
+
+
+class LogEntry(NamedTuple):
+    """One thing that a log tells. None and "" mean that the log does not say it.
+
+    Attributes:
+        kind: what it is.
+        time: seconds since the epoch.
+        fault: of a failure.
+        weight: of a failure.
+        node: where.
+        rank: which process.
+        step: number of the training step.
+        seconds: that a step took, or that training waited for a save.
+        snapshot: blocking seconds of a background save.
+        flush: its background seconds.
+        nbytes: of a save.
+        detect: seconds from a failure until it was noticed.
+        restart: seconds from there until training continued.
+        sign: the words of the log that say so, in a fixed form.
+        source: number of the file.
+        line: number of the line in it.
+        planned: an end that a person or a time limit brought.
+        bar: a step of a progress bar, whose count begins anew with each epoch or evaluation.
+        noticed: a save that was seen some time after it was written.
+    """
+
+    kind: LogEntryKind
+    time: float | None = None
+    fault: Fault | None = None
+    weight: Weight = Weight.RECORD
+    node: str = ""
+    rank: int | None = None
+    step: int | None = None
+    seconds: float | None = None
+    snapshot: float | None = None
+    flush: float | None = None
+    nbytes: float | None = None
+    detect: float | None = None
+    restart: float | None = None
+    sign: str = ""
+    source: int = 0
+    line: int = 0
+    planned: bool = False
+    bar: bool = False
+    noticed: bool = False
+
+    def told_by_another_rank(self, other: LogEntry) -> bool:
+        """Return whether two records differ only in their rank, time and line."""
+        if self.rank is None or other.rank is None or self.rank == other.rank:
+            return False
+        return self._replace(rank=0, time=None, line=0) == other._replace(rank=0, time=None, line=0)
+
 
 # A silence of this long, or of ten times the usual distance of two lines, ends a stretch; an hour
 # where that is not known yet.
@@ -260,3 +364,95 @@ class Collection:
         held = own.size
         own.add(seconds, weight)
         self._held += own.size - held
+
+
+GPU_LOST = Fault("gpu-lost", "gpu", 10, "a GPU has fallen off the bus")
+GPU_MEMORY = Fault("gpu-memory", "hbm", 11, "uncorrectable error of a GPU's memory (ECC)")
+NVLINK = Fault("nvlink", "nvlink", 12, "error of NVLink or NVSwitch")
+GPU_DRIVER = Fault("gpu-driver", "gpu", 13, "the GPU's firmware or driver does not answer")
+NODE = Fault("node", "host", 20, "a node failed or does not answer")
+HOST_MEMORY = Fault("host-memory", "host", 30, "the host ran out of memory")
+DISK_FULL = Fault("disk-full", "storage", 31, "no space left, or a quota is used up")
+STORAGE = Fault("storage", "storage", 32, "a file could not be read or written")
+PREEMPTED = Fault("preempted", "scheduler", 33, "preempted")
+GPU_OUT_OF_MEMORY = Fault("gpu-out-of-memory", "software", 40, "the program asked for more memory")
+GPU_FAULT = Fault("gpu-fault", "software", 41, "the program made an invalid access on a GPU")
+NETWORK = Fault("network", "network", 45, "a connection between nodes broke")
+EXCEPTION = Fault("exception", "software", 50, "a Python exception")
+CRASHED = Fault("crashed", "software", 55, "a process died of a fault (SIGSEGV, SIGABRT, SIGBUS)")
+# torch's watchdog aborts the process that has waited too long: after it, this is a consequence.
+ABORTED = CRASHED._replace(order=56)
+KILLED = Fault("killed", "unknown", 60, "a process was killed (SIGKILL) and nothing says by whom")
+HUNG = Fault("hung", "unknown", 65, "no progress for too long")
+COLLECTIVE_TIMEOUT = Fault(
+    "collective-timeout", "unknown", 70, "ranks waited for one that did not come"
+)
+COLLECTIVE_ERROR = Fault("collective-error", "unknown", 75, "a rank lost the others")
+FAILED = Fault("failed", "unknown", 90, "the job ended with an error, and nothing says why")
+# Training began anew at an earlier step: a node that loses its power writes no line.
+UNSAID = Fault("unknown", "unknown", 95, "steps were done again, and no line says why")
+
+ALL = (
+    GPU_LOST, GPU_MEMORY, NVLINK, GPU_DRIVER, NODE, HOST_MEMORY, DISK_FULL, STORAGE, PREEMPTED,
+    GPU_OUT_OF_MEMORY, GPU_FAULT, NETWORK, EXCEPTION, CRASHED, KILLED, HUNG, COLLECTIVE_TIMEOUT,
+    COLLECTIVE_ERROR, FAILED,
+)  # fmt: skip
+BY_NAME = {fault.name: fault for fault in ALL}
+# Those that report such a failure are the ones that it left alive.
+TOLD_BY_OTHERS = frozenset({NODE.name, PREEMPTED.name})
+
+# Xids that say what was wrong with the job's GPU. Others (45 clears up after another error, 63 and
+# 92 count corrected ones, 154 names an action) accompany a failure.
+_XIDS: dict[int, tuple[Fault, Weight]] = {
+    **dict.fromkeys((13, 31, 32, 43, 69), (GPU_FAULT, Weight.FATAL)),
+    **dict.fromkeys((48, 64, 94, 95, 140), (GPU_MEMORY, Weight.FATAL)),
+    **dict.fromkeys((63, 92, 160), (GPU_MEMORY, Weight.HINT)),
+    **dict.fromkeys((61, 62, 109, 119, 120, 143, 158), (GPU_DRIVER, Weight.FATAL)),
+    **dict.fromkeys((74, 137, 144, 145, 146, 147, 148, 149, 150), (NVLINK, Weight.FATAL)),
+    **dict.fromkeys((38, 46, 54, 79, 110), (GPU_LOST, Weight.FATAL)),
+}
+
+
+def of_xid(number: int) -> tuple[Fault, Weight]:
+    """Return what an Xid says; unknown numbers are hints at the GPU."""
+    return _XIDS.get(number, (GPU_DRIVER, Weight.HINT))
+
+
+# Causes of one component are one class in a record that gives only a component.
+_OF_COMPONENT = {
+    "gpu": GPU_LOST, "hbm": GPU_MEMORY, "nvlink": NVLINK, "host": NODE, "storage": STORAGE,
+    "network": NETWORK, "scheduler": PREEMPTED,
+}  # fmt: skip
+_LONGEST = 60
+
+
+def of_record(name: str, component: str) -> Fault:
+    """Return the fault of a record that names a class, a component, or none of them.
+
+    A name that is not one of ours stays as it is; a part in it (`gpu`, `nic`) is its component.
+    """
+    name, component = name.strip()[:_LONGEST], component.strip()[:_LONGEST]
+    known = BY_NAME.get(name.lower().replace("_", "-").replace(" ", "-"))
+    if known is not None:
+        return known._replace(component=component or known.component)
+    if not name and component in _OF_COMPONENT:
+        return Fault(component, component, FAILED.order, f"a failure of {component}")
+    return Fault(name or "unknown", component or _part(name), FAILED.order, "as the log names it")
+
+
+def _part(name: str) -> str:
+    """Return the component that a name speaks of."""
+    words = name.lower().replace("-", " ").replace("_", " ").split()
+    for part, signs in (
+        ("hbm", {"hbm", "hbm3", "ecc", "sram"}),
+        ("nvlink", {"nvlink", "nvswitch"}),
+        ("gpu", {"gpu", "xid", "cuda"}),
+        ("network", {"nic", "network", "switch", "cable", "ib", "link", "nccl"}),
+        ("storage", {"storage", "disk", "ssd", "nfs", "lustre", "filesystem"}),
+        ("host", {"host", "node", "cpu", "psu", "dimm", "oom", "memory"}),
+        ("software", {"software", "bug", "exception", "python", "code"}),
+        ("scheduler", {"preempted", "preemption", "spot"}),
+    ):
+        if signs.intersection(words):
+            return part
+    return "unknown"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.errors import UsageError
 
-from .entries import LogEntryKind
+from .collect import LogEntryKind
 from .grouping import Until
 from .report import UNKNOWN, IncidentReport
 

@@ -21,10 +21,9 @@ from typing import NamedTuple
 from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 
-from .collect import Collection
-from .entries import LogEntry, LogEntryKind
+from .collect import Collection, LogEntry, LogEntryKind
 from .reading import records, slurm
-from .reading.lines import LineTally, lines_of
+from .reading.records import LineTally, lines_of
 from .reading.text_log import TextLog
 from .reading.times import Stamps
 

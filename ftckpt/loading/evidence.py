@@ -26,14 +26,13 @@ from ftckpt.verification.record_sums import ReadSums, RecordIndex
 from ftckpt.verification.records import check_these
 from ftckpt.workers.buffers import buffer
 
-from .readings import BlockRead
+from .targets import BlockRead
 
 if TYPE_CHECKING:
     from ftckpt.manifest import Manifest
     from ftckpt.workers import Work
 
-    from .readings import CarriesOut, FileRead
-    from .targets import Wanted
+    from .targets import CarriesOut, FileRead, Wanted
 
 _CHUNK = 2 << 20
 _SLOT = 4  # of `workers.buffers`

@@ -20,8 +20,7 @@ from ftckpt.transfer.read.elements import REMOTE, SPAN, Gatherer
 from ftckpt.workers import Work
 
 from .evidence import CheckedBytes, LoadCheck, LoadEvidence
-from .readings import BlockRead, FileRead, Take
-from .targets import Wanted
+from .targets import BlockRead, FileRead, Take, Wanted
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit

@@ -16,7 +16,7 @@ from ftckpt.checkpoint import Box, Checkpoint, Piece, Record, TensorInfo
 from ftckpt.checkpoint.alone import for_rank
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.extents import BLOCK, Extent
-from ftckpt.transfer.read.geometry import Boxes, boxes_of_range
+from ftckpt.transfer.read.copies_plan import Boxes, boxes_of_range
 
 from .evidence import LoadEvidence, block_at
 

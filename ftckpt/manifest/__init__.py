@@ -75,7 +75,7 @@ class ThinnedFrom(NamedTuple):
         saved: when it was saved, in seconds since the epoch; None if nothing says it.
         files: number of its files.
         nbytes: bytes of them.
-        fingerprint: of its data files (`ftckpt.retention.scan.contents.identity_of`): names, sizes,
+        fingerprint: of its data files (`ftckpt.retention.scan.entry.identity_of`): names, sizes,
             and what the store says of their content, or their times.
         left: what was left out, in words.
         metrics: of an evaluation, by name.

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
-from ftckpt.digests.files import hash_or_fail
+from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length, hash_or_fail
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.extents import BLOCK
 from ftckpt.storage.store import EntryKind

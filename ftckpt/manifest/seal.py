@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, CommitState
-from ftckpt.digests.blocks import blocks
-from ftckpt.digests.files import BlockFailure, hash_files, hash_or_fail
+from ftckpt.digests.blocks import BlockFailure, blocks, hash_files, hash_or_fail
 from ftckpt.errors import (
     CorruptError,
     DeniedError,

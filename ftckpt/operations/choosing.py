@@ -255,7 +255,7 @@ def _select(
     from ftckpt.discovery.select import select
 
     if pointer:
-        from ftckpt.discovery.follow_pointer import follow
+        from ftckpt.discovery.select import follow
 
         return select(follow(read(), pointer, rules), check, rules, on.warn)
     if series:
@@ -263,7 +263,7 @@ def _select(
 
         return select_series(read(), series, check, rules, on.warn)
     if patience is not None:
-        from ftckpt.discovery.wait import select_waiting
+        from ftckpt.discovery.tiers import select_waiting
 
         return select_waiting(read, check, rules, patience, on.warn, say=on.note)
     return select(read(), check, rules, on.warn)

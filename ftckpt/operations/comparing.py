@@ -110,7 +110,7 @@ def diff(
     """
     from ftckpt.comparison import Choice, Reading, compare, compare_share
     from ftckpt.comparison.arithmetic import tolerance_of
-    from ftckpt.comparison.worker_count import within_budget
+    from ftckpt.comparison.read import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.grid_fields import follows
     from ftckpt.formats.huggingface.model_settings import with_settings

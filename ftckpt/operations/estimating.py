@@ -14,8 +14,8 @@ from ftckpt.observer import SILENT, Observer
 from .definition import operation, option
 
 if TYPE_CHECKING:
-    from ftckpt.planning.models.compression import Compression
-    from ftckpt.planning.models.elastic import ElasticOption
+    from ftckpt.planning.models.arithmetic import ElasticOption
+    from ftckpt.planning.models.storage import Compression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def plan_elastic(
         UsageError: a number is none, or lacks its unit; or the batch does not divide.
     """
     from ftckpt.planning import quantities
-    from ftckpt.planning.models import elastic
+    from ftckpt.planning.models import arithmetic
 
     before = quantities.count(str(from_gpus), "--from-gpus", kilo=1024)
     after = quantities.count(str(to_gpus), "--to-gpus", kilo=1024)
@@ -153,16 +153,16 @@ def plan_elastic(
         "from_gpus": before, "to_gpus": after, "batch": samples, "lr": rate,
         "accumulation": accumulation,
     }  # fmt: skip
-    ways = elastic.options(before, after, samples, rate, accumulation)
+    ways = arithmetic.options(before, after, samples, rate, accumulation)
     if not reshard:
         return ElasticReport(inputs=inputs, options=ways)
     if after == before:
         raise UsageError("--reshard weighs another number of GPUs, and it is the same")
     seconds = quantities.duration(reshard, "--reshard")
     if after > before:
-        stay = elastic.grow_above(seconds, before, after - before)
+        stay = arithmetic.grow_above(seconds, before, after - before)
         return ElasticReport(inputs=inputs, options=ways, grow_above_s=stay)
-    wait = elastic.shrink_above(seconds, before, before - after)
+    wait = arithmetic.shrink_above(seconds, before, before - after)
     return ElasticReport(inputs=inputs, options=ways, shrink_above_s=wait)
 
 
@@ -211,7 +211,7 @@ def plan_compress(
         UsageError: a number is none, or lacks its unit.
     """
     from ftckpt.planning import quantities
-    from ftckpt.planning.models import compression
+    from ftckpt.planning.models import storage
 
     inputs = {
         "bytes": quantities.size(size, "--size"),
@@ -221,7 +221,7 @@ def plan_compress(
     }
     if not inputs["bytes"] > 0:
         raise UsageError(f"--size {size}: this must be above zero")
-    found = compression.compare(*inputs.values())
+    found = storage.compare(*inputs.values())
     times = {
         "uncompressed": float(found.plain),
         "compressed, then written": float(found.sequential),

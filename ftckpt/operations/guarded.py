@@ -21,8 +21,8 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.findings import CheckLevel
-from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
+from ftckpt.guard.keeper import Alarm
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
@@ -215,7 +215,7 @@ class _Place:
 
     def full(self) -> str:
         """Return in words why the root's filesystem takes no more bytes; "" if it takes some."""
-        from ftckpt.storage.local.space import full_because
+        from ftckpt.storage.local.writable import full_because
 
         try:
             path = self.read().store.local_path()
@@ -296,8 +296,7 @@ class _Place:
         return self._start(found, looked, repaired)
 
     def _select(self, looked: _Looks, rules: SelectionRules) -> Selection:
-        from ftckpt.discovery.tiers import select_tiers
-        from ftckpt.discovery.wait import select_waiting
+        from ftckpt.discovery.tiers import select_tiers, select_waiting
 
         def read() -> Root:
             root = self.read()
@@ -404,7 +403,7 @@ class _Place:
         import json
         from dataclasses import asdict
 
-        from ftckpt.planning.models import elastic
+        from ftckpt.planning.models import arithmetic
 
         before, now = opened(path, self.stores).topology.world_size, self.choice.world
         batch, lr = self.choice.batch, self.choice.lr
@@ -414,7 +413,7 @@ class _Place:
         self.on.warn(f"guard: {path} was written by {before} ranks, and {now} start from it")
         if batch is not None and lr is not None:
             try:
-                ways = elastic.options(before, now, batch, lr, self.choice.accumulation)
+                ways = arithmetic.options(before, now, batch, lr, self.choice.accumulation)
             except UsageError as error:
                 self.on.warn(f"guard: no advice on the batch: {error.message}")
                 ways = ()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftckpt.discovery.pointers import Pointer
     from ftckpt.discovery.roots import Root
     from ftckpt.findings import Finding
-    from ftckpt.formats.lora.summary import AdapterDescription
+    from ftckpt.formats.lora.config import AdapterDescription
     from ftckpt.inspection import ByteCounts, Inspection
     from ftckpt.inspection.resume import ResumeItem
     from ftckpt.inspection.usage import PrefixSum
@@ -350,7 +350,7 @@ def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
     names = (info.name for info in checkpoint.tensors.values())
     if not any(".lora_" in name or ".adapter." in name for name in names):
         return None
-    from ftckpt.formats.lora.summary import describe
+    from ftckpt.formats.lora.config import describe
 
     return describe(checkpoint)
 

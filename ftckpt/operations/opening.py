@@ -18,7 +18,7 @@ from ftckpt.storage import StoreOptions
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.discovery.resolve import Place, Target
     from ftckpt.discovery.roots import Root
 
@@ -139,7 +139,7 @@ def open_target(
     """
     from ftckpt.discovery import resolve
     from ftckpt.discovery.parent_checkpoint import enclosing
-    from ftckpt.discovery.pieces import pieces_among
+    from ftckpt.discovery.step_names import pieces_among
     from ftckpt.formats.catalog import formats
     from ftckpt.storage.store import EntryKind
 

@@ -25,8 +25,7 @@ from .transferring import WritingFlags
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.delta.index import BaseName
-    from ftckpt.delta.pack.advice import Advice
-    from ftckpt.delta.pack.report import Method, PackedShare, PackReport
+    from ftckpt.delta.pack.report import Advice, Method, PackedShare, PackReport
     from ftckpt.findings import Finding
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
     from ftckpt.formats.delta.pack import PackJob
@@ -383,7 +382,7 @@ def _say_what_keeps(base: Checkpoint, out: str, stores: StoreOptions, on: Observ
 
 def _advised(report: PackReport, storage: float | None) -> PackReport:
     """Return a report with when it is worth it, by what was just measured."""
-    from ftckpt.delta.pack.advice import advise
+    from ftckpt.delta.pack.report import advise
 
     if report.proof is None or not report.ratio or report.already_there:
         return report
@@ -650,7 +649,7 @@ def delta_info(
 def _advice(
     delta: DeltaCheckpoint, found: ChainSurvey, storage_rate: amounts.Rate, jobs: int
 ) -> tuple[DecodeRates, Advice]:
-    from ftckpt.delta.pack.advice import advise
+    from ftckpt.delta.pack.report import advise
     from ftckpt.formats.delta.rates import measure
 
     if not any(tensor.nbytes for tensor in delta.index.tensors):

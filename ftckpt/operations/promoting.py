@@ -156,9 +156,9 @@ def promote(
         DeniedError: the root cannot be written.
     """
     from ftckpt import verification
-    from ftckpt.discovery.open_part import open_part
+    from ftckpt.discovery.listing import open_part
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
-    from ftckpt.retention.locks.claim import leased
+    from ftckpt.retention.locks.remote import leased
     from ftckpt.retention.records.who import actor
 
     on.report(target=checkpoint)
@@ -228,8 +228,8 @@ def _require_whole(root: Root, child: Child) -> None:
     Raises:
         RefusedError: gc has thinned the checkpoint.
     """
-    from ftckpt.discovery.open_part import files_of
-    from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
+    from ftckpt.discovery.listing import files_of
+    from ftckpt.manifest.locate import WEIGHTS_ALONE, is_thinned
     from ftckpt.own_files import weights_of
 
     if is_thinned(files_of(root.store, child.part.entry)):

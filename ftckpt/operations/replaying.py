@@ -205,7 +205,7 @@ def replay_compare(
         UnverifiedError: they have no finished step in common, or a restart counts its steps from 1.
     """
     from ftckpt.replay.compare.import_logs import read_any
-    from ftckpt.replay.compare.unused_rng import idle_streams
+    from ftckpt.replay.compare.logs import idle_streams
     from ftckpt.replay.compare.verdict import judge
 
     on.report(target=log_a)

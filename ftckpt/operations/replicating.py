@@ -108,7 +108,7 @@ def copy(
     """
     from ftckpt.replication.copy import CopiedBase
     from ftckpt.replication.copy import copy as copied
-    from ftckpt.replication.places import destination_of, is_local
+    from ftckpt.replication.existing_destination import destination_of, is_local
 
     checkpoint = opened(source, stores, on, also=also)
     destination = destination_of(checkpoint.source, destination)
@@ -149,7 +149,7 @@ def _bases_beside(
     """
     from ftckpt.formats.delta.chain import chain
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.replication.places import destination_of
+    from ftckpt.replication.existing_destination import destination_of
     from ftckpt.transfer.places import around
 
     if not isinstance(checkpoint, DeltaCheckpoint):
@@ -310,7 +310,7 @@ def _tier_at(url: str, stores: StoreOptions) -> Root:
         NotFoundError: a directory that does not exist: it may be a mount that is gone.
         UsageError: it is a file or a checkpoint.
     """
-    from ftckpt.discovery.open_part import recognise_at
+    from ftckpt.discovery.listing import recognise_at
     from ftckpt.discovery.roots import Root, read_again
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.storage import open_store
@@ -432,7 +432,7 @@ def repair(
     from ftckpt.discovery.resolve import files_at, open_source
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.replication.damage import diagnose
-    from ftckpt.replication.places import is_local
+    from ftckpt.replication.existing_destination import is_local
     from ftckpt.replication.repair import manifest_for_parts, settle
     from ftckpt.replication.repair import repair as repaired
 

@@ -34,8 +34,8 @@ from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
+    from ftckpt.retention.apply.check import ContentCheck
     from ftckpt.retention.apply.outcome import Applied, ApplyOutcome, Purged, Thinned, Undeleted
-    from ftckpt.retention.apply.prove import ContentCheck
     from ftckpt.retention.policy.plan import RetentionPlan
     from ftckpt.retention.trash import Trashed
 
@@ -288,7 +288,7 @@ def gc(
     ttl = _trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     check = None
     if apply:
-        from ftckpt.retention.apply.prove import ContentCheck
+        from ftckpt.retention.apply.check import ContentCheck
 
         check = ContentCheck(Work.of(counter=on.counter))
     if plan:
@@ -572,7 +572,7 @@ def gc_undelete(
         UnsupportedError: the store keeps no trash.
     """
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention.apply.undelete import trashed, undelete
+    from ftckpt.retention.apply.purge import trashed, undelete
 
     on.report(target=root)
     given = [names] if isinstance(names, (int, str)) else names

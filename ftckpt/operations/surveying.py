@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
     from ftckpt.health import Status, Survey, SurveyedEntry
-    from ftckpt.parts.watch import DividedState
+    from ftckpt.parts.finish import DividedState
     from ftckpt.retention.scan.entries import EntryVerdict, Pin
 
 
@@ -323,7 +323,7 @@ def status(
 
 
 def _divided(place: str, stores: StoreOptions, on: Observer) -> DividedWork:
-    from ftckpt.parts.watch import watch
+    from ftckpt.parts.finish import watch
 
     on.report(target=place)
     found = watch(place, stores)

@@ -16,7 +16,7 @@ from .definition import argument, operation, option
 from .opening import STORES
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.formats.families.check import CheckedSide
     from ftckpt.transfer.request.renaming import Rename
 
@@ -37,7 +37,7 @@ def read_rules(path: str) -> Rules | None:
     """
     if not path:
         return None
-    from ftckpt.checkpoint.rules import parse_rules
+    from ftckpt.checkpoint.sharding import parse_rules
     from ftckpt.formats.state.rule_tables import built_in, families
 
     # Megatron's rules depend on the job's arguments, which its own readers know.

@@ -109,7 +109,7 @@ class WeightsAlone:
             FtckptError: they could not be compared.
         """
         from ftckpt.comparison import Choice, Reading, compare
-        from ftckpt.comparison.worker_count import within_budget
+        from ftckpt.comparison.read import within_budget
         from ftckpt.formats.families.vocabulary import vocabulary_of
         from ftckpt.transfer.content import Content
 
@@ -131,7 +131,7 @@ class WeightsAlone:
         return report.findings[0].message
 
     def _content(self, found: ScannedEntry) -> tuple[Checkpoint, Content]:
-        from ftckpt.discovery.open_part import open_part
+        from ftckpt.discovery.listing import open_part
         from ftckpt.transfer.content import Content
         from ftckpt.transfer.request.narrowing import Only, only
 

@@ -23,7 +23,7 @@ from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.formats.lora.merging import Merged
     from ftckpt.operations.many.transferring import Measures
     from ftckpt.operations.writing import LaidOut, Means
@@ -430,7 +430,7 @@ def convert(
 
         require_weights_alone(content)
     if from_master and flags.get("only") != "adapter":
-        from ftckpt.transfer.request.from_masters import from_masters
+        from ftckpt.transfer.request.change_dtype import from_masters
 
         content, masters = from_masters(content)
         on.report(from_master=masters)
@@ -520,7 +520,7 @@ def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False)
     content, gone = Content.of(checkpoint), list(flags.get("drop") or ())
     part = flags.get("only")
     if part == "adapter":
-        from ftckpt.formats.lora.training_states import adapter_alone
+        from ftckpt.formats.lora.tensors import adapter_alone
 
         return adapter_alone(drop(content, gone) if gone else content, masters=masters)
     if part:

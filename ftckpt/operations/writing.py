@@ -205,7 +205,7 @@ def verified(
             found = found if second.code is ExitCode.OK else second
     divided = work.division is not None and work.division.partial
     if found.code is ExitCode.OK and checkpoint.as_stored.second_copies and not divided:
-        from ftckpt.verification.values.replicas import differing_copies
+        from ftckpt.verification.values.masters import differing_copies
 
         keys = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
         twice = differing_copies(checkpoint.as_stored, sorted(keys), replace(work, division=None))

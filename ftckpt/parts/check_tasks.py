@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.comparison.read import ComparedRange
 from ftckpt.delta.original_files import OriginalRuns
-from ftckpt.digests.blocks import Block, BlockDigest
-from ftckpt.digests.files import BlockFailure
+from ftckpt.digests.blocks import Block, BlockDigest, BlockFailure
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity
 from ftckpt.replication.damage import BlockToJudge
@@ -21,16 +20,15 @@ from ftckpt.transfer.casting import Changes
 from ftckpt.transfer.forms import ResultTensor
 from ftckpt.transfer.prove.against_digests import DigestedRange
 from ftckpt.transfer.prove.against_source import ProofRange
-from ftckpt.verification.copies import CopiesOf
-from ftckpt.verification.file_digests import FileToHash, HashedFile
+from ftckpt.verification.file_digests import CopiesOf, FileToHash, HashedFile
+from ftckpt.verification.records import RecordStream, Spans, Sums
 from ftckpt.verification.replica import BlockPair, ReplicaDifference, TensorPair
 from ftckpt.verification.selfchecks import ChosenSelfCheck, SelfCheckDone
-from ftckpt.verification.sums import RecordStream, Spans, Sums
 from ftckpt.verification.values import Numbers, NumbersOf
 from ftckpt.verification.values.masters import MasterCast
 
 from .comparison_tasks import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
-from .error_records import dump_error, load_error
+from .finish import dump_error, load_error
 from .shares import Shares
 
 

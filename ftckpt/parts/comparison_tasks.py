@@ -10,7 +10,7 @@ from ftckpt.comparison.arithmetic import Tally
 from ftckpt.comparison.read import ComparedRange, RangeResult
 from ftckpt.verification.record_sums import ByteRun
 
-from .error_records import dump_error, load_error
+from .finish import dump_error, load_error
 from .shares import WHO_MEETS_IT, Shares
 
 Ranges = Sequence[ComparedRange]

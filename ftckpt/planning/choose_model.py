@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Self
 
 from ftckpt.planning.models.arithmetic import Real
-from ftckpt.planning.models.inputs import CopyTier, Pattern, Preemption
-from ftckpt.planning.models.outcome import Outcome
+from ftckpt.planning.models.spot import CopyTier, Pattern, Preemption
 from ftckpt.planning.models.tiers import optimum as best_pattern
 from ftckpt.planning.models.tiers import outcome as outcome_of_pattern
+from ftckpt.planning.models.young_daly import Outcome
 
-from .models import asynchronous, exact, silent, spot
+from .models import asynchronous, silent, spot, young_daly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +146,17 @@ class Plain(OnePlace):
         return float(asynchronous.least_interval(self.flush, self.slowdown))
 
     def optimum(self) -> float:
-        """See `ftckpt.planning.models.asynchronous.optimum` and `exact.optimum`."""
+        """See `ftckpt.planning.models.asynchronous.optimum` and `young_daly.optimum`."""
         if not self.flush:
-            return float(exact.optimum(self.save, self.mtbf))
+            return float(young_daly.optimum(self.save, self.mtbf))
         return float(
             asynchronous.optimum(self.save, self.mtbf, flush=self.flush, slowdown=self.slowdown)
         )
 
     def outcome(self, interval: Real) -> Outcome:
-        """See `ftckpt.planning.models.asynchronous.outcome` and `exact.outcome`."""
+        """See `ftckpt.planning.models.asynchronous.outcome` and `young_daly.outcome`."""
         if not self.flush:
-            return exact.outcome(
+            return young_daly.outcome(
                 interval, self.save, self.mtbf, restart=self.restart, detect=self.detect
             )
         return asynchronous.outcome(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ftckpt.errors import UsageError
 from ftckpt.planning.models.arithmetic import Real, require
 
-from . import poisson
+from . import exposure
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -136,7 +136,7 @@ def observed(failures: int, seconds: float, confidence: float = 0.95) -> Observe
     1).
     """
     require("the time of observation", seconds, above=0)
-    low, high = poisson.mean_limits(failures, confidence)
+    low, high = exposure.mean_limits(failures, confidence)
     return Observed(
         failures, seconds, confidence, failures / seconds, low / seconds, high / seconds
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftckpt.planning.models.inputs import Costs
+from ftckpt.planning.models.spot import Costs
 from ftckpt.progress import NULL, Counter
 
 from .choose_model import Latent, Model, Plain, Silent, Spot, Tiered

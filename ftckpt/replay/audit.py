@@ -22,9 +22,9 @@ from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import ResumeItem, resume_check
-from ftckpt.inspection.state_content import Contents
+from ftckpt.inspection.training_state import Contents
 from ftckpt.progress import NULL, Counter
-from ftckpt.verification.values.rng import check_rng
+from ftckpt.verification.values.scales import check_rng
 
 
 class RemarkWeight(StrEnum):

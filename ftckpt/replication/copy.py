@@ -19,7 +19,7 @@ from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
-from ftckpt.transfer.request.source_changes import blamed, require_unchanged
+from ftckpt.transfer.request.example import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.verification import check_structure
@@ -28,18 +28,20 @@ from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
 from ftckpt.workers import Division, Work
 
-from .carry_files import Moved, Mover, Origin
-from .contents import CopiedFile, ReplicaContents, contents_of
-from .evidence import BlockJudge, ManifestEvidence, record_evidence
+from .carry_files import CopiedFile, Moved, Mover, Origin, ReplicaContents, contents_of
 from .existing_destination import (
+    destination_of,
+    plan_of,
     renamed,
+    require_apart_from_bases,
     require_as_sealed,
     require_beside,
     require_other,
     require_same,
+    staging_at,
 )
 from .options import ReplicationOptions
-from .places import destination_of, plan_of, require_apart_from_bases, staging_at
+from .trusted_manifest import BlockJudge, ManifestEvidence, record_evidence
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()

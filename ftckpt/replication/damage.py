@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
-from ftckpt.digests.files import hash_or_fail
+from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length, hash_or_fail
 from ftckpt.errors import DeniedError, UnsafeError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest, Manifest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import stream_payload
-from ftckpt.digests.files import hash_files
+from ftckpt.digests.blocks import hash_files
 from ftckpt.errors import (
     CorruptError,
     DeniedError,

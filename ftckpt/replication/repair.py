@@ -30,21 +30,27 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.layout import Layout
 from ftckpt.transfer.places import name_of, place_of, require_names, require_outside
-from ftckpt.transfer.request.source_changes import blamed, require_unchanged
+from ftckpt.transfer.request.example import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
 from ftckpt.workers import Division, Work
 
-from .carry_files import DamagedBlock, Moved, Mover, Origin
-from .contents import CopiedFile
+from .carry_files import CopiedFile, DamagedBlock, Moved, Mover, Origin
 from .copy import prove, times
 from .damage import BadBlock, Diagnosis, diagnose
-from .evidence import ManifestEvidence
-from .existing_destination import renamed, require_other, require_same
+from .existing_destination import (
+    destination_of,
+    plan_of,
+    renamed,
+    require_apart_from_bases,
+    require_other,
+    require_same,
+    staging_at,
+)
 from .options import ReplicationOptions
-from .places import destination_of, plan_of, require_apart_from_bases, staging_at
 from .swap_in_place import ExchangeStaging
 from .trusted_manifest import (
     Authority,
+    ManifestEvidence,
     Open,
     authority,
     require_alike,

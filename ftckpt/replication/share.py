@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.digests.blocks import Block, block_count, block_length
-from ftckpt.digests.files import BlockFailure, hash_or_fail
+from ftckpt.digests.blocks import Block, BlockFailure, block_count, block_length, hash_or_fail
 from ftckpt.errors import CorruptError
 from ftckpt.extents import BLOCK
-from ftckpt.transfer.request.source_changes import blamed, require_unchanged
+from ftckpt.transfer.request.example import blamed, require_unchanged
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.workers import Division, Work
 
-from .carry_files import Moved, Mover
-from .contents import CopiedFile
+from .carry_files import CopiedFile, Moved, Mover
 from .copy import CopyJob, evidence_of, origin_in
 
 Others = Callable[[str], "Sequence[BlockMade] | None"]

@@ -18,11 +18,11 @@ from contextlib import suppress
 from ftckpt.errors import FtckptError, RefusedError, UnsafeError, UnsupportedError
 from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
 from ftckpt.storage.local.atomic import sync_directory, write_new
-from ftckpt.storage.local.exchange import exchange
+from ftckpt.storage.local.folders import exchange
 from ftckpt.storage.local.oserror import translate
 from ftckpt.transfer.staging.local import LocalStaging, sync_tree, walk
 from ftckpt.transfer.staging.lock import make_directory
-from ftckpt.transfer.write.journal import read_plan, read_shown
+from ftckpt.transfer.write.blocks import read_plan, read_shown
 
 _ELSEWHERE = "--to DST writes the mended checkpoint to another place"
 

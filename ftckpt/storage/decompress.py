@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from ftckpt.errors import CorruptError, UnsupportedError
 
-from .chunks import chunks, size_for
+from .ranges import chunks, size_for
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent

@@ -262,7 +262,7 @@ def leads_nowhere(name: str, entry: Entry) -> CorruptError:
 
 def _require_fetched(name: str, offset: int, data: bytes) -> None:
     if not offset and data.startswith(LFS_POINTER):
-        from .lfs_pointers import never_fetched
+        from .state_files import never_fetched
 
         raise never_fetched(name, data)
 

@@ -18,12 +18,10 @@ Importing this module imports torch and nothing else that is heavy.
 
 from __future__ import annotations
 
-from .calls import seal_dcp
 from .files import WrittenFile
 from .reader import CheckpointReader as Reader
 from .reader import LoadReport, StateCheck
-from .seal_after_save import SealWarning, barrier, seal_after
-from .writer import SealingWriter, digests_of
+from .writer import SealingWriter, SealWarning, barrier, digests_of, seal_after, seal_dcp
 
 __all__ = (
     "LoadReport",

@@ -1,19 +1,26 @@
-"""A writer of DCP around another one, whose checkpoints are sealed when they are finished."""
+"""A writer of DCP around another one, whose checkpoints are sealed when they are finished.
+
+Seal a checkpoint that has just been written, without ending the training if that fails.
+
+Seal the saves of trainers that call `dcp.save` with a path and make no writer.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from torch.distributed.checkpoint.filesystem import FileSystemBase
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from ftckpt.own_files import MANIFEST
 
 from .files import HashingFiles, Path, WrittenFile
-from .seal_after_save import guarded, seal_after
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -21,7 +28,74 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
-    from .workers import WorkersRecords
+    from ftckpt.manifest.seal import SealReport
+
+    from .files import WorkersRecords
+
+
+T = TypeVar("T")
+
+
+class SealWarning(UserWarning):
+    """A checkpoint was saved and could not be sealed."""
+
+
+def barrier() -> None:
+    """Wait for every rank, where there are several."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()
+
+
+def seal_after(
+    path: Path, *, written: Mapping[str, WrittenFile] | None = None, strict: bool = False
+) -> SealReport | None:
+    """Seal a checkpoint that this process has just finished; call it on one rank, after a barrier.
+
+    Files without known digests are read once more. Known are those in `written`, and those that
+    ranks hashed which saved without collectives (`ftckpt.manifest.rank_digests`); if one of
+    those ranks left none, nothing is sealed. Nothing is verified: the seal says what was written,
+    or what the files hold now.
+
+    Args:
+        path: directory, file or URL of the checkpoint.
+        written: digests of its files by their relative paths.
+        strict: raise what hinders the seal; otherwise it is a `SealWarning` and the answer None.
+
+    Raises:
+        FtckptError: `strict`, and it is not whole, or the manifest could not be written.
+    """
+    place = os.fspath(path)
+
+    def seal() -> SealReport:
+        from ftckpt.manifest import FileDigest, rank_digests
+        from ftckpt.manifest import seal as sealing
+        from ftckpt.operations.opening import open_checkpoint
+
+        checkpoint = open_checkpoint(place)
+        left = rank_digests.left_in(checkpoint.source)
+        left.require_all()
+        own = written or {}
+        known = left.files | {n: FileDigest(n, file.size, file.blocks) for n, file in own.items()}
+        report = sealing.seal(checkpoint, force=True, known=list(known.values()))
+        left.remove()
+        return report
+
+    return guarded(seal, place, strict=strict)
+
+
+def guarded(do: Callable[[], T], place: str, *, strict: bool, stacklevel: int = 3) -> T | None:
+    """Do what must not end a training: a failure is a warning, unless `strict`."""
+    try:
+        return do()
+    except Exception as error:
+        if strict:
+            raise
+        hint = getattr(error, "hint", "")
+        told = f"{place} is not sealed: {error or type(error).__name__}"
+        warnings.warn(f"{told} ({hint})" if hint else told, SealWarning, stacklevel=stacklevel)
+        return None
 
 
 class SealingWriter(StorageWriter):
@@ -107,7 +181,7 @@ class SealingWriter(StorageWriter):
         """Return what an asynchronous writer's workers do; they hash what they write."""
         import xxhash  # noqa: F401  # in this process, so that forked workers import nothing
 
-        from .workers import WorkersRecords, recorded
+        from .files import WorkersRecords, recorded
 
         self._drop_records()
         opener = getattr(self._writer, "open_file", None)
@@ -220,3 +294,49 @@ class _Results(list[Any]):
 def digests_of(results: list[WriteResult]) -> Mapping[str, WrittenFile]:
     """Return the digests that a rank's results carry, by path; none if it has no sealing writer."""
     return results.written if isinstance(results, _Results) else {}
+
+
+def seal_dcp(*, strict: bool = False) -> None:
+    """Let `dcp.save` and `dcp.async_save` seal from now on; call it on every rank, once.
+
+    For trainers that call them as `torch.distributed.checkpoint.save`, like torchtitan. A save with
+    a path gets a `SealingWriter`, and a writer that is given is wrapped in one if it can be.
+
+    Args:
+        strict: as in `SealingWriter`.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    for name in ("save", "async_save"):
+        call = getattr(dcp, name)
+        if not hasattr(call, "_ftckpt_seals"):
+            setattr(dcp, name, _sealing(call, strict=strict))
+
+
+def _sealing(call: Any, *, strict: bool) -> Any:
+    @functools.wraps(call)
+    def saves(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("storage_writer")
+        writer = _chosen(kwargs.get("checkpoint_id")) if given is None else given
+        if not isinstance(writer, SealingWriter) and isinstance(
+            getattr(writer, "fs", None), FileSystemBase
+        ):
+            if given is not None and isinstance(given, AsyncStager) and call.__name__ != "save":
+                kwargs["async_stager"] = kwargs.get("async_stager") or given  # as without us
+            kwargs["storage_writer"] = SealingWriter(writer, strict=strict)
+        return call(*args, **kwargs)
+
+    saves._ftckpt_seals = True  # type: ignore[attr-defined]
+    return saves
+
+
+def _chosen(path: Any) -> Any:
+    """Return the writer that torch chooses for a path, or None."""
+    kinds: list[Any] = [FileSystemWriter]
+    try:
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+        kinds.append(FsspecWriter)
+    except Exception:
+        pass
+    return next((kind(path) for kind in kinds if path and kind.validate_checkpoint_id(path)), None)

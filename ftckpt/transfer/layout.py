@@ -20,7 +20,7 @@ from .content import Content, Shard
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
     from ftckpt.findings import Finding
 
 

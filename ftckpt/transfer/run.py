@@ -24,18 +24,16 @@ from ftckpt.errors import (
 from ftckpt.extents import Extent
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
+from ftckpt.manifest.locate import thinned_from
 from ftckpt.manifest.seal import utc_now
-from ftckpt.manifest.thinned import thinned_from
 from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
 from ftckpt.transfer.prove.source_sums import ReadForProof, SourceSums
-from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.transfer.read.order import of_layout
-from ftckpt.transfer.write.blocks import BlockMade
+from ftckpt.transfer.read.elements import Gatherer, of_layout
+from ftckpt.transfer.write.blocks import BlockMade, fingerprint
 from ftckpt.transfer.write.files import Built, build, commit_bytes, digest_of_bytes
-from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
 from ftckpt.verification import VerifyReport
 from ftckpt.verification.seen import SeenBytes
@@ -47,7 +45,7 @@ from ftckpt.workers.limits import RateLimit
 from .content import Content
 from .layout import Layout, OutputFile
 from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
-from .request import source_changes as changes
+from .request import example as changes
 from .staging import Staging
 
 if TYPE_CHECKING:
@@ -387,7 +385,7 @@ def prove_share(
         CorruptError: it is not what was to be written (`failed-proof`).
         FtckptError: it could not be read.
     """
-    from .staging.marks import marks_of
+    from .staging.lock import marks_of
 
     held = layout.content or content
     layout, staging = _placed(content, layout, destination, store_options, single=single)
@@ -500,7 +498,7 @@ def staging_at(
         from ftckpt.transfer.staging.remote import RemoteStaging
 
         return RemoteStaging(store)
-    from ftckpt.transfer.staging.staged_object import StagedObject
+    from ftckpt.transfer.staging.remote import StagedObject
 
     name, beside = name_of(destination), around(destination.rstrip("/"))
     staged = open_store(beside + staging_name(name), store_options)

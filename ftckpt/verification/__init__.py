@@ -222,7 +222,7 @@ def verify(
             content = _check_content(checkpoint, options, collector, work, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
             if len(checkpoint.source.store.parts()) > 1:
-                from .copies import check_copies
+                from .file_digests import check_copies
 
                 collector.take(check_copies(checkpoint, work))
         if options.level is Level.VALUES:
@@ -306,7 +306,7 @@ def _check_content(
     found = _check_by_evidence(checkpoint, options, collector, work, manifest)
     if options.against is not None or options.used is not None or not checkpoint.file_copies:
         return found
-    from .file_copies import check_file_copies
+    from .file_digests import check_file_copies
 
     bad = {f.file for f in collector.findings if f.severity is Severity.ERROR and f.file}
     read, alike = check_file_copies(
@@ -444,7 +444,7 @@ def _verdict(
         if older and code is ExitCode.CORRUPT:
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
         if first.kind == "unfetched-file":
-            from ftckpt.storage.lfs_pointers import FETCH
+            from ftckpt.storage.state_files import FETCH
 
             return code, f"{first.message}{more}", FETCH
         return code, f"{first.message}{more}", _hint(code, level)

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
-from ftckpt.digests.files import BlockFailure, hash_or_fail
+from ftckpt.digests.blocks import (
+    Block,
+    BlockDigest,
+    BlockFailure,
+    block_count,
+    block_length,
+    hash_or_fail,
+)
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
 from ftckpt.discovery.step_names import worded_step

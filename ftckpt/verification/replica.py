@@ -12,7 +12,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding
 from ftckpt.own_files import is_own
-from ftckpt.storage.chunks import size_for
+from ftckpt.storage.ranges import size_for
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader, Store
 from ftckpt.workers import ALONE, Work

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered
-from ftckpt.discovery.open_part import files_of
+from ftckpt.discovery.listing import files_of
 from ftckpt.errors import UNPROVEN, ExitCode, FtckptError, UsageError
 from ftckpt.storage import StoreOptions
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, SelfCheck
-from ftckpt.checkpoint.decoding_processes import for_reading
-from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
+from ftckpt.checkpoint.read_ahead import for_reading, read_again, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error, listed

@@ -180,7 +180,7 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
     for extent, data in zip(wanted, texts, strict=True):
         why = ""
         if data.startswith(LFS_POINTER):
-            from ftckpt.storage.lfs_pointers import never_fetched
+            from ftckpt.storage.state_files import never_fetched
 
             yield from_error(never_fetched(extent.file, data))
             continue

@@ -12,7 +12,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.manifest import FileDigest
 from ftckpt.own_files import is_own
 from ftckpt.progress import count_file, expect_files
-from ftckpt.storage.chunks import chunks, size_for
+from ftckpt.storage.ranges import chunks, size_for
 from ftckpt.workers import Work
 
 from . import Level, VerifyOptions, VerifyReport, verify

@@ -12,8 +12,8 @@ from ftckpt.progress import NULL, Counter
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from .child import Stream
     from .limits import RateLimit
+    from .processes import Stream
 
 T = TypeVar("T")
 R = TypeVar("R")

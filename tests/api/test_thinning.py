@@ -11,7 +11,7 @@ from ftckpt import delta_pack, delta_unpack
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.support import LAYOUTS
-from ftckpt.manifest.thinned import is_thinned
+from ftckpt.manifest.locate import is_thinned
 from ftckpt.operations.thinning import require_weights
 from ftckpt.operations.transferring import convert, reshard
 from ftckpt.transfer.content import Content

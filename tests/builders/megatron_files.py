@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.megatron import Megatron
-from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
+from ftckpt.formats.megatron.reader import MegatronCheckpoint
 from tests.builders.megatron_model import (
     GROUPS,
     HEADS,

@@ -17,7 +17,7 @@ import pytest
 from ftckpt.capabilities import Check, State, examine
 from ftckpt.capabilities import directory as doctoring
 from ftckpt.errors import NotFoundError, UsageError
-from ftckpt.storage.local import pagecache, renaming
+from ftckpt.storage.local import folders, pagecache
 
 _KILLED = """
 import os, signal, sys
@@ -91,7 +91,7 @@ def test_without_locks_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(fcntl, "flock", refused)
     monkeypatch.setattr(os, "link", refused)
-    monkeypatch.setattr(renaming, "renameat2", lambda *_: errno.EINVAL)
+    monkeypatch.setattr(folders, "renameat2", lambda *_: errno.EINVAL)
     found = place(tmp_path)
     assert found["locks"].state is State.PROBLEM
     assert "mount it with them" in found["locks"].do

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.checkpoint.rules import Rules, parse_rules
-from ftckpt.checkpoint.sharding import GATED, REPLICATED, Split
+from ftckpt.checkpoint.sharding import GATED, REPLICATED, Rules, Split, parse_rules
 from ftckpt.errors import UnsupportedError, UsageError
 
 TABLE = """

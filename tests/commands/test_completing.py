@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt.commands import completing
-from ftckpt.commands.completing import cache, places, table
-from ftckpt.commands.completing.answer import answer, parse
-from ftckpt.commands.completing.line import quoted, split_line
+from ftckpt.commands.completing import answer as places
+from ftckpt.commands.completing import cache, table
+from ftckpt.commands.completing.answer import answer, parse, quoted, split_line
 from ftckpt.commands.completions import words_of_verbs
 from tests.commands.golden import RUN
 from tests.commands.saves import answer as ran

@@ -10,7 +10,7 @@ import pytest
 
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.commands.manual import pages, write_pages
-from ftckpt.commands.manual.roff import paragraphs, plain
+from ftckpt.commands.manual.contents import paragraphs, plain
 from ftckpt.errors import ExitCode
 from tests.commands.saves import answer
 

@@ -18,9 +18,9 @@ import ftckpt.replication.sync
 import ftckpt.replication.sync.missing
 from ftckpt.errors import DeniedError
 from ftckpt.replication.copy import copy
-from ftckpt.replication.sync.lock import locked
+from ftckpt.replication.sync.missing import locked
 from ftckpt.retention.locks import leases
-from ftckpt.retention.locks.claim import beating
+from ftckpt.retention.locks.remote import beating
 from ftckpt.storage import open_store
 from tests.commands.latest.test_latest import flip
 from tests.commands.latest.test_latest import save as torch_save

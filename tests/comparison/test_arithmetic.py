@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint.dtypes import DTYPES, DType
-from ftckpt.comparison.arithmetic import Tally, Tolerance, measure, unchanged
-from ftckpt.comparison.elements import part_of
+from ftckpt.comparison.arithmetic import Tally, Tolerance, measure, part_of, unchanged
 from tests.campaign import examples
 
 FLOATS = {  # bits of exponent and mantissa

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.comparison.align import DiffStatus
-from ftckpt.comparison.state import Field, about, compare_fields
+from ftckpt.comparison.state import DiffStatus, Field, about, compare_fields
 
 
 def field(name: str, value: object, rank: int | None = None) -> Field:

@@ -12,8 +12,8 @@ import pytest
 from ftckpt.checkpoint import STORED, Checkpoint, Decoding
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.comparison import worker_count as affording
-from ftckpt.comparison.worker_count import within_budget
+from ftckpt.comparison import read as affording
+from ftckpt.comparison.read import within_budget
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import NAME, BaseName, DeltaIndex, content_digest
-from ftckpt.delta.index.base_path import recorded_path
+from ftckpt.delta.index.head import recorded_path
 from ftckpt.delta.index.parse import parse_index
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.formats.delta.chain import manifest_digest

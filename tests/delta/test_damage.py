@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
 from ftckpt.delta import BLOCK, FitSettings, Form, Rows
-from ftckpt.delta.codec.blocks import BlockChoice, decode_block, encode_block
+from ftckpt.delta.codec.choose_encoding import BlockChoice, decode_block, encode_block
 from ftckpt.delta.codec.planes import CHUNK
 from ftckpt.errors import CorruptError
 from tests.campaign import examples

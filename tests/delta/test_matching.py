@@ -16,8 +16,16 @@ from safetensors.torch import save_file
 from ftckpt.commands.cli import app
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.delta.pack import assemble as assembling
-from ftckpt.delta.pack.match_numbered import Sampled, Task, candidates, match, matched, sample
-from ftckpt.delta.pack.pair import DeltaPair, pair
+from ftckpt.delta.pack.pair import (
+    DeltaPair,
+    Sampled,
+    Task,
+    candidates,
+    match,
+    matched,
+    pair,
+    sample,
+)
 from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.errors import ExitCode
 from tests.builders.checkpoints import open_checkpoint

@@ -19,16 +19,16 @@ import ftckpt.transfer.write.blocks
 import ftckpt.transfer.write.files
 from ftckpt.delta.original_files import Original, original_of, rest_of
 from ftckpt.discovery.candidates import newest_child
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.formats.delta import pack as delta_records
 from ftckpt.formats.delta import prove_original as delta_original_proof
-from ftckpt.formats.delta import records as delta_records
 from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-from ftckpt.formats.delta.objects import PLAIN_REST, original_places
 from ftckpt.formats.delta.original import OriginalWriter, format_of, same_objects_there
 from ftckpt.formats.delta.prove_original import OriginalProof
+from ftckpt.formats.delta.reader import PLAIN_REST, original_places
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.against_digests import DigestProof

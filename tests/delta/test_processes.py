@@ -24,10 +24,10 @@ from tests.workers import forked as forks
 COMMAND = """
 import os, sys
 import ftckpt.comparison.read
-import ftckpt.delta.pack.assemble, ftckpt.delta.pack.partition
+import ftckpt.delta.pack.assemble, ftckpt.delta.pack.build
 import ftckpt.transfer.prove.against_source, ftckpt.verification.selfchecks
 from ftckpt.commands.cli.app import main
-ftckpt.delta.pack.partition.LEAST = 1 << 13
+ftckpt.delta.pack.build.LEAST = 1 << 13
 ftckpt.delta.pack.assemble._SAMPLED = 1
 ftckpt.comparison.read._BATCH = 1 << 14
 ftckpt.transfer.prove.against_source._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
@@ -141,7 +141,7 @@ TELLING = """
 from ftckpt.transfer.read.elements import Gatherer
 Gatherer.chunk = 1 << 14
 from ftckpt.delta.codec.decode import DeltaDecoder
-from ftckpt.formats.delta.decoding import ChainDecoder
+from ftckpt.formats.delta.checkpoint import ChainDecoder
 ChainDecoder._kept = lambda self, nbytes: 0
 decode = DeltaDecoder._decode
 def telling(self, number, block, out):

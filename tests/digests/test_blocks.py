@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ftckpt.digests.blocks import block_count, blocks, blocks_of_bytes, file_digest, hash_block
-from ftckpt.digests.files import hash_files
+from ftckpt.digests.blocks import (
+    block_count,
+    blocks,
+    blocks_of_bytes,
+    file_digest,
+    hash_block,
+    hash_files,
+)
 from ftckpt.errors import TruncatedError
 from ftckpt.extents import BLOCK
 from ftckpt.storage import open_store
-from ftckpt.storage.chunks import chunks
+from ftckpt.storage.ranges import chunks
 from ftckpt.storage.source import Source
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ftckpt.digests.blocks import Block, BlockDigest
-from ftckpt.digests.files import BlockFailure, hash_or_fail
+from ftckpt.digests.blocks import Block, BlockDigest, BlockFailure, hash_or_fail
 from ftckpt.errors import NotFoundError
 from ftckpt.storage import open_store
 from ftckpt.workers import Work

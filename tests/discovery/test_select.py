@@ -12,8 +12,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.discovery import candidates
 from ftckpt.discovery.roots import Candidate, Root
 from ftckpt.discovery.select import Selection, SelectionRules, select
-from ftckpt.discovery.tiers import Tier, select_tiers
-from ftckpt.discovery.wait import select_waiting
+from ftckpt.discovery.tiers import Tier, select_tiers, select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
 from ftckpt.storage.source import Source
 from tests.builders.small_format import MARKER, Small, check, read, write

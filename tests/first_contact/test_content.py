@@ -17,8 +17,8 @@ import ftckpt
 from ftckpt.discovery.conditions import Part
 from ftckpt.errors import ExitCode
 from ftckpt.formats.state.fields import state_contents
-from ftckpt.formats.state.vocabulary import AVERAGE as AVERAGE_KEYS
-from ftckpt.formats.state.vocabulary import MODEL, NETWORK, OPTIMIZER
+from ftckpt.formats.state.stored_names import AVERAGE as AVERAGE_KEYS
+from ftckpt.formats.state.stored_names import MODEL, NETWORK, OPTIMIZER
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.inspection.training_state import TABLE
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ftckpt.discovery.pieces import pieces_among
+from ftckpt.discovery.step_names import pieces_among
 from tests.json_run import ftckpt_json
 
 

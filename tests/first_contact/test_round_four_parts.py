@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ftckpt
 from ftckpt.discovery.recognise import Listing
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.formats.pieces import Pieces
+from ftckpt.formats.catalog import Pieces
 from ftckpt.storage.state_files import is_text_of_state
 from ftckpt.strict_json import is_cut
 from tests.json_run import ftckpt_json

@@ -13,8 +13,8 @@ import pytest
 import ftckpt
 from ftckpt.errors import UnverifiedError
 from ftckpt.planning import Counted, combine
-from ftckpt.planning.models import elastic
-from ftckpt.planning.poisson import dispersion
+from ftckpt.planning.exposure import dispersion
+from ftckpt.planning.models import arithmetic
 from ftckpt.replay.compare.logs import compare
 from ftckpt.replay.compare.verdict import Verdict, judge
 from ftckpt.replay.record.log import ENDED, Log
@@ -192,7 +192,7 @@ class TestPlans:
         assert stay == pytest.approx(360 * 64 / 16)
         # After that time both ways have done the same work.
         assert 64 * (stay - 360) == pytest.approx(48 * stay)
-        assert elastic.grow_above(0, 8, 1) == 0
+        assert arithmetic.grow_above(0, 8, 1) == 0
         same = asked.replace("64", "48")
         assert ftckpt_json(*same.split())["result"]["code"] == 2
 

@@ -18,7 +18,7 @@ from ftckpt.discovery import series
 from ftckpt.errors import UnsafeError
 from ftckpt.formats.huggingface.declared_folders import MODULES, PIPELINE, declared_folders
 from ftckpt.formats.torchsave import _PICKLED
-from ftckpt.guard.last_words import last_lines
+from ftckpt.guard.supervise import last_lines
 from ftckpt.storage import StoreOptions, open_store
 from tests.builders.checkpoints import save_dcp
 from tests.first_contact.lines import printed

@@ -18,9 +18,9 @@ from ftckpt.commands.gc.text import command_to_apply
 from ftckpt.commands.pictures.drawing import csv_text
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import ExitCode, RefusedError, UsageError
-from ftckpt.manifest.thinned import thinned_from
-from ftckpt.parts import watch
-from ftckpt.retention.apply.undelete import undelete
+from ftckpt.manifest.locate import thinned_from
+from ftckpt.parts import finish
+from ftckpt.retention.apply.purge import undelete
 from ftckpt.retention.locks.hold import hold as holding
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.records import log
@@ -158,11 +158,11 @@ def test_what_was_purged_meanwhile_is_not_said_to_stand(monkeypatch: pytest.Monk
     real = holding
 
     def hold(*given: object) -> object:
-        monkeypatch.setattr("ftckpt.retention.apply.undelete.hold", real)
+        monkeypatch.setattr("ftckpt.retention.apply.purge.hold", real)
         purged(store)
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ftckpt.retention.apply.undelete.hold", hold)
+    monkeypatch.setattr("ftckpt.retention.apply.purge.hold", hold)
     done = undelete(place_of(store), [Small()], ["step-1"], actor="bob", now=lambda: store.now)
     assert done.code == ExitCode.NOT_FOUND
     assert done.restored == ()
@@ -287,7 +287,7 @@ def test_a_record_of_another_shape_does_not_end_status(
         elif value is not None:
             lines.append(f'"{name}": {json.dumps(value)},')
     one.write_text("\n".join(lines))
-    assert watch.watch(parts, StoreOptions())[0].of == 3
+    assert finish.watch(parts, StoreOptions())[0].of == 3
     assert printed("status", str(three), "--parts", parts).code != ExitCode.INTERNAL
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ftckpt
 from ftckpt.findings import Severity
-from ftckpt.formats.families.names import Name
+from ftckpt.formats.families.shapes import Name
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.builders.checkpoints import open_checkpoint
 

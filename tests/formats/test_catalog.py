@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.discovery.recognise import recognise
 from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS, formats

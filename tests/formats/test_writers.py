@@ -12,16 +12,15 @@ import pytest
 
 import ftckpt as api
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.sharding import parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError, UsageError
 from ftckpt.formats.catalog import reads_by_rules
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS
 from ftckpt.storage import open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest, Writer
-from ftckpt.transfer.request.example import lay_out
+from ftckpt.transfer.request.example import RANKS, flag, lay_out, require_granted
 from ftckpt.transfer.request.narrowing import Only, only
-from ftckpt.transfer.request.supported_options import RANKS, flag, require_granted
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.megatron_files import write
 from tests.builders.megatron_model import Job

@@ -24,7 +24,7 @@ from ftckpt.guard.terms import GuardSettings
 from ftckpt.operations.choosing import read_root
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
-from ftckpt.storage.local import space
+from ftckpt.storage.local import writable
 from tests import campaign
 from tests.guard.light_job import Job, quick
 
@@ -284,7 +284,7 @@ def test_a_full_disk_is_said_and_blames_no_checkpoint(job: Job, tmp_path: Path) 
 def test_a_root_that_takes_no_more_bytes_is_a_full_disk(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "full_because", lambda *_: "no space is left on the device")
+    monkeypatch.setattr(writable, "full_because", lambda *_: "no space is left on the device")
     ended = job.run(faults={1: {"load": 1}})
     assert (ended.own, ended.restarts) == (ExitCode.NO_RESOURCE, 0)
     assert ended.message.endswith("is full: no space is left on the device")

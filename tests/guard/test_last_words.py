@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.guard.last_words import LastWords, last_lines, tells_of_a_full_disk
+from ftckpt.guard.supervise import LastWords, last_lines, tells_of_a_full_disk
 
 SCRIPT = "echo before >&2; seq 1 9999 >&2; echo 'the end' >&2"
 

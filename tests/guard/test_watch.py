@@ -15,9 +15,8 @@ import torch
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
-from ftckpt.guard.attempt import CommandAttempt
-from ftckpt.guard.events import TICK
-from ftckpt.guard.hang import HangWatch
+from ftckpt.guard.attempt import CommandAttempt, HangWatch
+from ftckpt.guard.supervise import TICK
 from ftckpt.guard.terms import GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
 from ftckpt.operations.choosing import read_root

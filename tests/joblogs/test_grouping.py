@@ -13,7 +13,7 @@ import pytest
 from ftckpt.errors import NotFoundError, RefusedError, UsageError
 from ftckpt.joblogs import read_logs, report_of
 from ftckpt.joblogs.durations import Durations
-from ftckpt.joblogs.reading.lines import LONGEST, LineTally, lines_of
+from ftckpt.joblogs.reading.records import LONGEST, LineTally, lines_of
 from ftckpt.joblogs.sources import TOGETHER
 from tests.campaign import examples
 from tests.joblogs.test_reading import read

@@ -10,9 +10,9 @@ import pytest
 
 from ftckpt.errors import UsageError
 from ftckpt.joblogs import IncidentReport, read_logs, report_of
-from ftckpt.joblogs.entries import LogEntryKind
+from ftckpt.joblogs.collect import LogEntryKind
+from ftckpt.joblogs.reading.text_log import TrainingLine, training_line
 from ftckpt.joblogs.reading.times import Stamps, zone_of
-from ftckpt.joblogs.reading.training import TrainingLine, training_line
 from ftckpt.joblogs.sources import TOGETHER, Read
 
 WRITTEN = 1767312000.0  # 2026-01-02T00:00:00Z

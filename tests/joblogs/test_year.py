@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from ftckpt.joblogs import read_logs, report_of
+from ftckpt.joblogs.report import trend_of
 from ftckpt.joblogs.sources import TOGETHER
-from ftckpt.joblogs.trend import trend_of
-from ftckpt.planning.poisson import mean_limits
+from ftckpt.planning.exposure import mean_limits
 from tests.builders.incident_year import Year, simulate
 from tests.builders.run_logs import read_log
 from tests.campaign import examples

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import ftckpt as api
-from ftckpt.digests.blocks import Block, BlockDigest
-from ftckpt.digests.files import BlockFailure, hash_or_fail
+from ftckpt.digests.blocks import Block, BlockDigest, BlockFailure, hash_or_fail
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsafeError
 from ftckpt.manifest import altered, seal
 from ftckpt.manifest.locate import find

@@ -109,7 +109,7 @@ def test_its_verb_is_in_help_completion_and_pages(place: Path, tmp_path: Path) -
     ftckpt(place, "help", "--man", tmp_path / "man")
     assert "least" in (tmp_path / "man" / "ftckpt-dtypes.1").read_text()
     page = (
-        "from ftckpt.commands.manual.markdown import markdown_pages\n"
+        "from ftckpt.commands.manual.contents import markdown_pages\n"
         "print(dict(markdown_pages(['dtypes']))['verbs/dtypes.md'])"
     )
     done = subprocess.run(

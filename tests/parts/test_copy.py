@@ -15,10 +15,9 @@ import pytest
 
 from ftckpt.errors import ExitCode
 from ftckpt.operations.many.copying import _spans
-from ftckpt.parts import WorkPart, proofs
+from ftckpt.parts import WorkPart, shared_folder
 from ftckpt.parts.plan import WorkPlan
-from ftckpt.parts.proofs import Neighbours
-from ftckpt.parts.shared_folder import PartsPlace
+from ftckpt.parts.shared_folder import Neighbours, PartsPlace
 from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.transfer.staging.local import LocalStaging
@@ -195,7 +194,7 @@ def test_who_waits_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert me.next() == (None, False)  # the one before has not begun
     put(1, "running")
     assert me.next() == (None, True)
-    monkeypatch.setattr(proofs, "SILENT", 0.0)
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)
     assert me.next() == (None, False)  # it does not get on
     put(1, "write")
     assert me.next() == (WorkPart(1, 4), False)
@@ -246,7 +245,7 @@ def test_a_finisher_that_is_killed_leaves_nothing_or_the_whole(
 def test_parts_that_are_killed_at_random_moments(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "SILENT", 0.0)  # a killed one is not waited for
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)  # a killed one is not waited for
     chosen = random.Random(24)
     for number in range(examples(2, 500)):
         target = tmp_path / str(number) / "step-2"

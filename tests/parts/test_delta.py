@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import ExitCode
-from ftckpt.parts import proofs
+from ftckpt.parts import shared_folder
 from ftckpt.parts.division import FromRecords
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
@@ -30,8 +30,8 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make data files so small that a checkpoint of a test has several."""
-    monkeypatch.setattr("ftckpt.delta.pack.partition.LEAST", 1 << 11)
-    monkeypatch.setattr("ftckpt.delta.pack.partition.MOST", 1 << 11)
+    monkeypatch.setattr("ftckpt.delta.pack.build.LEAST", 1 << 11)
+    monkeypatch.setattr("ftckpt.delta.pack.build.MOST", 1 << 11)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_file_that_is_gone(base: Path, source: Path, tmp_path: Path) -> None:
 def test_parts_and_finishers_that_are_killed(
     base: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "SILENT", 0.0)  # a killed one is not waited for
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)  # a killed one is not waited for
     alone = tmp_path / "alone" / "made"  # as deep: a delta says from where its base is found
     assert answer(*words(base, source, alone))[0].code is ExitCode.OK
     chosen = random.Random(24)

@@ -17,7 +17,7 @@ import pytest
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.own_files import MANIFEST
 from ftckpt.parts import finish
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.plan import ShareRecord
 from ftckpt.parts.shared_folder import ListedRecord, PartsPlace
 from ftckpt.storage.local.store import LocalStore
 from tests.builders.checkpoints import flip

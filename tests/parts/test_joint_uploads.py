@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import DeniedError, ExitCode, UnavailableError
-from ftckpt.parts import proofs
-from ftckpt.retention.scan.uploads import own_uploads
+from ftckpt.parts import shared_folder
+from ftckpt.retention.scan.leftovers import own_uploads
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryJointUpload, MemoryStore
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.upload import S3Upload
-from ftckpt.transfer.staging.remote import RemoteStaging
-from ftckpt.transfer.staging.staged_object import StagedObject
+from ftckpt.transfer.staging.remote import RemoteStaging, StagedObject
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 
@@ -162,7 +161,7 @@ CALLS += [(MemoryJointUpload, name) for name in ("write", "finish")]
 def test_ended_at_every_change(
     source: Path, target: str, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "SILENT", 0.0)
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)
     for when in itertools.count(1):
         place = f"{target.rpartition('/')[0]}/{when}/{source.name}"
         ended = 0
@@ -367,7 +366,7 @@ def test_killed_at_random_requests(
 ) -> None:
     """As by `kill -9`: a part or the finisher, before or after a request was answered."""
     rclone.enter(monkeypatch)
-    monkeypatch.setattr(proofs, "SILENT", 0.0)
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)
     small_blocks(monkeypatch, 4096)
     monkeypatch.setattr(S3Upload, "unit", 4096)
     chosen = random.Random(24)

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from ftckpt.parts import plan
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.plan import ShareRecord
 from tests.commands.golden import DATA
 
 from .answers import answer, small_tasks

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, IncompleteError, RefusedError, TruncatedError
 from ftckpt.findings import finding
-from ftckpt.operations.many.stages import AllWritten
+from ftckpt.operations.many.building import AllWritten
 from ftckpt.parts import WorkPart
 from ftckpt.parts.check_tasks import dump_finding, load_finding
-from ftckpt.parts.error_records import dump_error, load_error
-from ftckpt.parts.finish import Gathered, gather
-from ftckpt.parts.plan import WorkPlan
-from ftckpt.parts.record import ShareRecord, parse_record
+from ftckpt.parts.finish import Gathered, dump_error, gather, load_error
+from ftckpt.parts.plan import ShareRecord, WorkPlan, parse_record
 from ftckpt.parts.shared_folder import PartsPlace
 from ftckpt.parts.shares import ByteRow
 from ftckpt.storage import open_store

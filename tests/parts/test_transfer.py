@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import ExitCode
-from ftckpt.parts import proofs
+from ftckpt.parts import shared_folder
 from ftckpt.parts.division import FromRecords
 from ftckpt.storage import open_store
 from tests.builders.archives import extract
@@ -123,7 +123,7 @@ def test_parts_at_once_prove_each_other(source: Path, target: Path) -> None:
 def test_parts_and_finishers_that_are_killed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "SILENT", 0.0)  # a killed one is not waited for
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)  # a killed one is not waited for
     alone = tmp_path / "alone"
     answer(*words(RESHARD, source, alone))
     chosen = random.Random(24)
@@ -255,7 +255,7 @@ def test_an_indexed_job_converts_for_a_bucket(
 
     Pods are killed, and started again with the same index.
     """
-    monkeypatch.setattr(proofs, "SILENT", 0.0)
+    monkeypatch.setattr(shared_folder, "SILENT", 0.0)
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)

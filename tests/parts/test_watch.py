@@ -10,10 +10,9 @@ import pytest
 
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.parts import WorkPart
-from ftckpt.parts.plan import WorkPlan
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.finish import watch
+from ftckpt.parts.plan import ShareRecord, WorkPlan
 from ftckpt.parts.shared_folder import Heartbeat, PartsPlace
-from ftckpt.parts.watch import watch
 from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions, open_store
 

@@ -27,8 +27,8 @@ from ftckpt.planning import (
     combine,
     rates,
 )
-from ftckpt.planning.models import exact, young_daly
-from ftckpt.planning.models.inputs import CopyTier, Preemption
+from ftckpt.planning.models import young_daly
+from ftckpt.planning.models.spot import CopyTier, Preemption
 from ftckpt.planning.simulation import Exponential, agreement
 from ftckpt.planning.trial import simulated
 from tests.campaign import examples
@@ -181,7 +181,7 @@ def test_error_bars_reach_the_interval_and_the_goodput() -> None:
     low, high = plan.interval.low_s, plan.interval.high_s
     assert low is not None
     assert high is not None
-    assert low == pytest.approx(exact.optimum(60.0, 1 / failures.high))
+    assert low == pytest.approx(young_daly.optimum(60.0, 1 / failures.high))
     assert low < plan.interval.exact_s < high
     # The interval goes with the square root: +-10 % of the rate are +-5 % of it.
     assert high / low == pytest.approx(math.sqrt(failures.high / failures.low), rel=0.01)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from ftckpt.planning import Counted
-from ftckpt.planning.exposure import Exposure, LogEvent, exposure
-from ftckpt.planning.poisson import mean_limits
+from ftckpt.planning.exposure import Exposure, LogEvent, exposure, mean_limits
 from tests.builders.failure_logs import Run
 from tests.builders.run_logs import read_log
 from tests.campaign import examples

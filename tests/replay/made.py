@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ftckpt.replay.record.floats import written
-from ftckpt.replay.record.log import Log, StepRecord
+from ftckpt.replay.record.log import Log, StepRecord, written
 from ftckpt.replay.record.streams import python_stream
 
 Change = Callable[[int, int, dict[str, dict[str, Any]]], None]

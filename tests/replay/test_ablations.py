@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt.replay.compare.elements import look
-from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
-from ftckpt.replay.record.floats import value_of
-from ftckpt.replay.record.log import Log, read_log
+from ftckpt.replay.compare.verdict import Judgement, Verdict, judge, look
+from ftckpt.replay.processes import Settings, values_file
+from ftckpt.replay.record.log import Log, read_log, value_of
 from ftckpt.replay.record.tensors import tensor_digest
-from ftckpt.replay.settings import Settings, values_file
 from tests.replay.trainings import run_lists, training
 
 AT, LAST = 4, 12

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NoResourceError, UnsafeError, UsageError
-from ftckpt.replay.processes import can_make_read_only
+from ftckpt.replay.processes import Settings, can_make_read_only
 from ftckpt.replay.run import copies
 from ftckpt.replay.run import folders as runs
 from ftckpt.replay.run.copies import changed, copy_checkpoint, fingerprint, require_room
@@ -22,7 +22,6 @@ from ftckpt.replay.run.folders import COPY, FailedRunError, Runs
 from ftckpt.replay.run.one_run import End, run
 from ftckpt.replay.run.question import Trial
 from ftckpt.replay.run.trial import check, remove_left_copies
-from ftckpt.replay.settings import Settings
 from tests.commands.golden import ftckpt
 from tests.replay.trainings import run_lists, training
 

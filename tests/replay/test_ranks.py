@@ -12,9 +12,9 @@ import pytest
 
 from ftckpt.replay.compare.logs import compare
 from ftckpt.replay.compare.verdict import Verdict, judge
+from ftckpt.replay.processes import Settings
 from ftckpt.replay.record.log import Log, read_log
 from ftckpt.replay.run.one_run import End, run
-from ftckpt.replay.settings import Settings
 from tests.replay.trainings import HERE, run_lists, training
 
 AT, LAST = 3, 6

@@ -15,16 +15,14 @@ from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.digests.tensors import TensorDigest
 from ftckpt.replay.compare.logs import compare
-from ftckpt.replay.record import device_sums as device_sums_module
-from ftckpt.replay.record.device_sums import device_sums
-from ftckpt.replay.record.floats import written
+from ftckpt.replay.processes import Settings, read_settings, values_file
+from ftckpt.replay.record import tensors as device_sums_module
 from ftckpt.replay.record.journal import Journal
-from ftckpt.replay.record.log import Log, read_log
-from ftckpt.replay.record.read_state import random_streams, value_items
+from ftckpt.replay.record.log import Log, read_log, written
 from ftckpt.replay.record.streams import distance, read_stream
-from ftckpt.replay.record.tensors import tensor_digest
+from ftckpt.replay.record.tensors import device_sums, tensor_digest
+from ftckpt.replay.record.training import random_streams, value_items
 from ftckpt.replay.run.one_run import End, environment, run
-from ftckpt.replay.settings import Settings, read_settings, values_file
 from tests.commands.golden import ftckpt
 from tests.replay.train import keep_compiler_out
 

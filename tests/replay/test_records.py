@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.replay.compare.import_logs import read_any
-from ftckpt.replay.record.floats import ulps, value_of, written
-from ftckpt.replay.record.log import SCHEMA, StepRecord, line, read_log
+from ftckpt.replay.record.log import SCHEMA, StepRecord, line, read_log, ulps, value_of, written
 from tests.replay.made import events
 
 

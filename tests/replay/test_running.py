@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NotFoundError
+from ftckpt.replay.processes import Settings
 from ftckpt.replay.run.one_run import End, run
-from ftckpt.replay.settings import Settings
 
 # Starts a process in a session of its own, as torchrun does, and says its number: soon.
 NESTED = (

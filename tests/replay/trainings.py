@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ftckpt.replay.settings import Settings
+from ftckpt.replay.processes import Settings
 
 HERE = Path(__file__).parent
 

@@ -13,8 +13,8 @@ import ftckpt.manifest
 import ftckpt.manifest.parse
 import ftckpt.replication.carry_files
 import ftckpt.replication.damage
-import ftckpt.replication.evidence
 import ftckpt.replication.repair
+import ftckpt.replication.trusted_manifest
 import ftckpt.transfer.staging.local
 import ftckpt.verification.blocks
 import ftckpt.verification.replica
@@ -34,7 +34,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         ftckpt.manifest,
         ftckpt.manifest.parse,
         ftckpt.replication.damage,
-        ftckpt.replication.evidence,
+        ftckpt.replication.trusted_manifest,
         ftckpt.replication.carry_files,
         ftckpt.replication.repair,
         ftckpt.transfer.staging.local,

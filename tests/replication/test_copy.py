@@ -24,7 +24,7 @@ from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST, SUFFIX, is_leftover
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.local.write_in_place import LocalUpload
-from ftckpt.transfer.request.source_changes import require_unchanged
+from ftckpt.transfer.request.example import require_unchanged
 from ftckpt.transfer.staging.local import LocalStaging
 from tests.killing import kill_points
 from tests.replication.replicas import (
@@ -188,7 +188,7 @@ def test_damage_at_rest_is_located_and_not_shown(source: Path, out: Path) -> Non
 
 @pytest.mark.parametrize("at", ["inside", "across"])
 def test_damage_in_an_unsealed_record_is_found(plain: Path, out: Path, at: str) -> None:
-    from ftckpt.replication.evidence import record_evidence
+    from ftckpt.replication.trusted_manifest import record_evidence
 
     crcs = record_evidence(opened(plain), None).ranges(VICTIM)
     long = [r for r in crcs if r[0] // 4096 != (r[1] - 1) // 4096]
@@ -207,7 +207,7 @@ def test_damage_in_an_unsealed_record_is_found(plain: Path, out: Path, at: str) 
 def test_a_bit_that_flips_on_the_way_is_read_again(
     plain: Path, out: Path, monkeypatch: pytest.MonkeyPatch, evidence: str
 ) -> None:
-    from ftckpt.replication.evidence import record_evidence
+    from ftckpt.replication.trusted_manifest import record_evidence
 
     crcs = record_evidence(opened(plain), None).ranges(VICTIM)
     spans = [r for r in crcs if (r[0] // 4096 != (r[1] - 1) // 4096) == (evidence == "across")]

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.replication.evidence import RecordEvidence
+from ftckpt.replication.trusted_manifest import RecordEvidence
 from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
 from tests.replication.conftest import SMALL
 

@@ -19,7 +19,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
-from ftckpt.replication.places import staging_at
+from ftckpt.replication.existing_destination import staging_at
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.s3.store import S3Store

@@ -15,7 +15,7 @@ from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
 from ftckpt.extents import Extent
 from ftckpt.own_files import MANIFEST
 from ftckpt.replication import own_copies
-from ftckpt.verification import file_copies
+from ftckpt.verification import file_digests
 from tests.builders.archives import extract
 from tests.builders.checkpoints import flip, open_checkpoint
 
@@ -232,7 +232,7 @@ def test_a_copy_of_another_step_is_found_without_looking_at_values(
     shutil.copy(step.with_name("step-2") / B, step / B)
     if sealed:  # by a release that did not compare copies
         with monkeypatch.context() as old:
-            old.setattr(file_copies, "check_file_copies", lambda *_, **__: (0, True))
+            old.setattr(file_digests, "check_file_copies", lambda *_, **__: (0, True))
             api.seal(str(step))
     report = api.verify(str(step), level="content")
     assert report.code is ExitCode.CORRUPT

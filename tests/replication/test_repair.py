@@ -22,10 +22,10 @@ from ftckpt.errors import (
 )
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.replication.swap_in_place import ExchangeStaging
-from ftckpt.storage.local import renaming
-from ftckpt.storage.local.exchange import exchange
+from ftckpt.storage.local import folders
+from ftckpt.storage.local.folders import exchange
 from ftckpt.storage.local.store import LocalReader
-from ftckpt.transfer.request.source_changes import require_unchanged
+from ftckpt.transfer.request.example import require_unchanged
 from tests.commands.golden import RUN
 from tests.delta.packs import pack_places, save_steps
 from tests.killing import kill_points
@@ -259,7 +259,7 @@ def test_a_replica_that_was_never_sealed_serves(source: Path, replica: Path) -> 
 
 
 def _record(plain: Path) -> int:
-    from ftckpt.replication.evidence import record_evidence
+    from ftckpt.replication.trusted_manifest import record_evidence
     from tests.replication.replicas import opened
 
     return max(record_evidence(opened(plain), None).ranges(VICTIM))[0]
@@ -447,7 +447,7 @@ def test_a_filesystem_that_cannot_swap_says_so_before_the_work(
     source: Path, replica: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(source / VICTIM, INSIDE)
-    monkeypatch.setattr(renaming, "renameat2", lambda *names: errno.EINVAL)
+    monkeypatch.setattr(folders, "renameat2", lambda *names: errno.EINVAL)
     with pytest.raises(UnsupportedError, match="cannot swap") as caught:
         repaired(source, replica)
     assert "--to" in caught.value.hint

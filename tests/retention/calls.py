@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.storage.local import renaming
+from ftckpt.storage.local import folders
 
 _CALLS = ("open", "mkdir", "write", "pwrite", "ftruncate", "fsync", "unlink", "rmdir")
 
@@ -39,7 +39,7 @@ class Calls:
         with pytest.MonkeyPatch.context() as patch:
             for name in _CALLS:
                 patch.setattr(os, name, self._counted(name, getattr(os, name)))
-            patch.setattr(renaming, "renameat2", self._renaming(renaming.renameat2))
+            patch.setattr(folders, "renameat2", self._renaming(folders.renameat2))
             yield
 
     def _error(self) -> int:

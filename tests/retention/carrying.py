@@ -18,9 +18,8 @@ from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.own_files import SUFFIX
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.apply.prepare import prepare
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.storage import StoreOptions

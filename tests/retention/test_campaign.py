@@ -18,9 +18,8 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta.bases import bases
 from ftckpt.retention.apply.outcome import Applied
 from ftckpt.retention.apply.prepare import prepare, remember
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.own_files import SUFFIX
-from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.apply.purge import trashed
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW
 from ftckpt.retention.policy import Policy

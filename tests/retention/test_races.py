@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftckpt.errors import ExitCode, RefusedError
-from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.apply.purge import trashed
 from tests.retention.carrying import (
     DAY,
     FORMATS,

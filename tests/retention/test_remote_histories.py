@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import FtckptError
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import undelete
 from tests.builders.small_format import MARKER, Small
 from tests.retention.remote_roots import (
     HOUR,

@@ -27,12 +27,11 @@ from ftckpt.errors import (
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.apply.prepare import prepare
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.locks import remote as remote_lock
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.scan.markers import marker_of
+from ftckpt.retention.scan.classify import marker_of
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.store import S3Store

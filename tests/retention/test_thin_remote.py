@@ -15,9 +15,8 @@ from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention.apply.outcome import Thinned
 from ftckpt.retention.apply.prepare import prepare
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.thin import thin
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions

@@ -37,7 +37,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
 from ftckpt.torch import SealingWriter, SealWarning, seal_after
-from ftckpt.torch import workers as our_workers
+from ftckpt.torch import files as our_workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
 REAL = {

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError
-from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.readonly import ListedStore
 from ftckpt.storage.store import EntryKind
 
 _numbers = itertools.count()

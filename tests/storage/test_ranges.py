@@ -16,8 +16,8 @@ from ftckpt.storage import StoreOptions, ranges
 from ftckpt.storage.fsspec.store import FsspecStore
 from ftckpt.storage.ranges import plan_runs, split_parts, waves
 from ftckpt.storage.s3 import store as s3
-from ftckpt.storage.s3.object import S3Object
-from ftckpt.storage.s3.read import Version
+from ftckpt.storage.s3.client import S3Object
+from ftckpt.storage.s3.copy import Version
 
 extents = st.lists(
     st.builds(Extent, st.sampled_from("ab"), st.integers(0, 300), st.integers(0, 60)), max_size=30

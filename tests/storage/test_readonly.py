@@ -6,7 +6,7 @@ import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError
 from ftckpt.storage.memory import MemoryStore
-from ftckpt.storage.overlay import OverlayStore
+from ftckpt.storage.readonly import OverlayStore
 from ftckpt.storage.store import EntryKind
 
 

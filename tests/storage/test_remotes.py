@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.delta.index.base_path import recorded_path, resolved
+from ftckpt.delta.index.head import recorded_path, resolved
 from ftckpt.errors import DeniedError, UsageError
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import Remote, named, remotes, split

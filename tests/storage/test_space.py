@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.storage.local.space import full_because
+from ftckpt.storage.local.writable import full_because
 
 ASK = (
-    "import sys; from ftckpt.storage.local.space import full_because;"
+    "import sys; from ftckpt.storage.local.writable import full_because;"
     "print(full_because(sys.argv[1], 1 << 20))"
 )
 

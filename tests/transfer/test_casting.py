@@ -11,8 +11,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.transfer.casting import cast, changes
 from ftckpt.transfer.device import _items
-from ftckpt.transfer.read.copies_plan import ElementMove
-from ftckpt.transfer.read.geometry import StoredBox
+from ftckpt.transfer.read.copies_plan import ElementMove, StoredBox
 from ftckpt.verification.values.masters import cast_master
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")

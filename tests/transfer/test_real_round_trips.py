@@ -13,7 +13,7 @@ import pytest
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.discovery.candidates import newest_child
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.state.same_object import SameObject

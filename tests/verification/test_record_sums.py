@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison import compare
-from ftckpt.comparison.align import Vocabulary
+from ftckpt.comparison.state import Vocabulary
 from ftckpt.comparison.tensors import Reading
 from ftckpt.errors import ExitCode
 from ftckpt.storage.memory import MemoryStore

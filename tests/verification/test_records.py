@@ -19,8 +19,7 @@ from ftckpt.storage.decompress import open_stream
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
 from ftckpt.verification.evidence import ContentResult, Sample, StopChecking
-from ftckpt.verification.records import check_records
-from ftckpt.verification.sums import PART, SPAN
+from ftckpt.verification.records import PART, SPAN, check_records
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
@@ -264,7 +263,7 @@ def test_no_more_is_unfolded_than_a_record_needs(
             unfolded[0] += len(part)
             yield part
 
-    monkeypatch.setattr("ftckpt.verification.sums.open_stream", counted)
+    monkeypatch.setattr("ftckpt.verification.records.open_stream", counted)
     result, _ = check(bomb)
     assert result.ok
     assert unfolded[0] == 1000

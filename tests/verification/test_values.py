@@ -17,7 +17,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
-from ftckpt.verification.values.special import count_values
+from ftckpt.verification.values.numbers import count_values
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save, truth_of
 

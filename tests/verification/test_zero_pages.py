@@ -15,7 +15,7 @@ from ftckpt import verify
 from ftckpt.checkpoint import Box, Extent, Piece
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import ExitCode
-from ftckpt.verification.values.zero_pages import PAGE, ZeroPages
+from ftckpt.verification.values.numbers import PAGE, ZeroPages
 
 Array = np.ndarray[Any, Any]
 

@@ -19,9 +19,9 @@ from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.deepspeed.job import STEP, DeepSpeedJob
-from ftckpt.formats.deepspeed.job.models import COPIES
 from ftckpt.formats.deepspeed.job.rank_states import RANK_COMPONENT
-from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts
+from ftckpt.formats.deepspeed.job.read import COPIES
+from ftckpt.formats.deepspeed.universal.writer import ParameterCuts
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.change_dtype import CASTABLE

@@ -13,7 +13,7 @@ from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid, PlacedParameter
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import ModelState
-from ftckpt.formats.deepspeed.zero.settings import Group, ZeroOptions
+from ftckpt.formats.deepspeed.zero.flat_buffers import Group, ZeroOptions
 from ftckpt.transfer.layout import LayoutRequest
 
 STEP = "step"

@@ -19,9 +19,8 @@ from ftckpt.formats.deepspeed.model.files import size_of
 from ftckpt.formats.deepspeed.states import LAYOUT_OF_MODEL, MODULE
 from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
-from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
-from ftckpt.formats.state.paths import recorded_paths, with_aliases
+from ftckpt.formats.state.paths import NestedState, recorded_paths, with_aliases
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import OutputFile

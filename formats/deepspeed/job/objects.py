@@ -18,7 +18,7 @@ from ftckpt.formats.pickles.walk import Path, leaves, step_of
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .file_state import optimizer_at, state_fields
+from .rank_states import optimizer_at, state_fields
 
 # Names of state that one file may give; more are of no use to anyone.
 MAX_NAMES = 4096

@@ -25,15 +25,14 @@ from ftckpt.formats.deepspeed.states import (
     OPTIMIZER,
 )
 from ftckpt.formats.pickles.walk import Path, leaves
-from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
-from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.state.paths import NestedState, recorded_paths
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .file_state import GROUPS, FileState, PartitionRank
-from .settings import GroupSettings, ParameterSettings, Settings, without_params
+from .rank_states import GROUPS, FileState, PartitionRank
+from .read import GroupSettings, ParameterSettings, Settings, without_params
 
 _RANK = re.compile(r"rank_(\d{1,7})(?:\.(.+))?")
 _OWN = re.compile(r"extra:rank(\d{1,7})")

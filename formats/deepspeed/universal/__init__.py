@@ -27,7 +27,7 @@ from ftckpt.formats.deepspeed.names import STATE, TMP, ZERO, deepspeed_files
 from ftckpt.storage.source import Source
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.checkpoint.sharding import Rules
 
     from .reader import UniversalCheckpoint
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.errors import CorruptError, IncompleteError, NewerWriterError
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint, StepCopy

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.expert_names import group_ep
+from ftckpt.formats.deepspeed.autoep import group_ep
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
-from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState
+from ftckpt.formats.deepspeed.job.rank_states import GROUPS, FileState
 from ftckpt.formats.deepspeed.states import BASES, GROUPS_OF_RANKS, MASTERS, OPTIMIZER
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 
-from .flat_buffers import Partition, RankFlatGroup
-from .settings import Group
+from .flat_buffers import Group, Partition, RankFlatGroup
 
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")

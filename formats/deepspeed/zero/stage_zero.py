@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.findings import finding
+from ftckpt.formats.deepspeed.autoep import expert_name
 from ftckpt.formats.deepspeed.checkpoint import StepCopy
-from ftckpt.formats.deepspeed.expert_names import expert_name
 from ftckpt.formats.deepspeed.experts import ExpertLayers
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
 from ftckpt.formats.deepspeed.states import ModelState, listed

@@ -8,15 +8,13 @@ from math import prod
 from typing import ClassVar
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
-from ftckpt.checkpoint.computed import computed
-from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.checkpoint.computed import CheckpointLayer, computed
 from ftckpt.checkpoint.read_tensor import read_box
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.transfer.content import Copy, TargetTensor
 
-from .arrays import ArrayView
-from .rotary import Rotated, rotated
+from .arrays import ArrayView, Rotated, rotated
 
 
 @dataclass

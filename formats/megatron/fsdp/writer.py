@@ -22,8 +22,7 @@ from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.dcp.names import MARKER
-from ftckpt.formats.dcp.rank_files import RankFiles
-from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
+from ftckpt.formats.dcp.writer import ItemPlace, RankFiles, TensorItems, WrittenChunk, metadata
 from ftckpt.formats.megatron.job.common_state import not_carried
 from ftckpt.formats.megatron.job.groups import groups_like
 from ftckpt.formats.megatron.job.optimizer_tree import groups_in, numbered

@@ -25,16 +25,15 @@ from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
 from ftckpt.formats.megatron.torch_dist.from_store import plan_of_store, recorded
 from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
 from ftckpt.formats.pickles.walk import Path, leaves
-from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
-from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.state.paths import NestedState, recorded_paths
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import StoredStorage
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .description import JobState
-from .group_records import GroupState
+from .groups import GroupState
+from .layout import JobState
 
 _RANK = re.compile(r"rank_(\d{1,7})\.(.+)", re.DOTALL)
 # What a nested state has around an optimizer's tensors, and around those of a rank.

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ftckpt.checkpoint import Box, Kind
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.errors import UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.renaming import parameter_names, parted
 
 _DIVISOR = 128  # of `--make-vocab-size-divisible-by`, where it was not recorded
 _MOMENTS = (Kind.EXP_AVG, Kind.EXP_AVG_SQ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftckpt.checkpoint.rules import Rules
+from ftckpt.checkpoint.sharding import Rules
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.state.rule_tables import built_in

@@ -26,9 +26,9 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 
 from .common_state import not_carried
-from .description import MegatronJob
 from .groups import BufferForm, JobOptimizer, Optimizers, groups_like, regrouped
 from .kept_state import ADAMS, MUONS, PLACE, KeptState, Step
+from .layout import MegatronJob
 from .optimizer_tree import ALL_MASTERS, MASTERS, SHARDING, groups_in, is_muon, numbered, torchs
 from .registration import unordered
 

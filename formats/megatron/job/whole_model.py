@@ -26,18 +26,17 @@ from ftckpt.formats.huggingface.config import read_config
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import expert_of, tied_to
 from ftckpt.formats.megatron.torch_dist.from_store import layout_of
-from ftckpt.formats.megatron.torch_dist.legacy_names import own_name
-from ftckpt.formats.megatron.torch_dist.packed import SECTIONS
+from ftckpt.formats.megatron.torch_dist.legacy_names import SECTIONS, own_name
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.request.parameters import parted
+from ftckpt.transfer.request.renaming import parted
 
 from .common_state import job_state
-from .description import JobState, MegatronJob
+from .layout import JobState, MegatronJob
 from .registration import EMBEDDING, OUTPUT, constructed
 
 _TENSORS = (TensorRef, SubclassRef, Composite)

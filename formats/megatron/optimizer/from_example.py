@@ -17,16 +17,6 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.job.common_state import opened
-from ftckpt.formats.megatron.job.example_checks import (
-    LATER,
-    TENSORS,
-    lacking,
-    require_leaves,
-    require_plain,
-    require_same_types,
-    require_schedule,
-    require_steps,
-)
 from ftckpt.formats.megatron.job.groups import (
     BufferForm,
     JobOptimizer,
@@ -34,9 +24,21 @@ from ftckpt.formats.megatron.job.groups import (
     form_of,
     optimizers_of,
 )
-from ftckpt.formats.megatron.job.kept_state import ADAMS, MUONS, KeptState
+from ftckpt.formats.megatron.job.kept_state import (
+    ADAMS,
+    LATER,
+    MUONS,
+    TENSORS,
+    KeptState,
+    lacking,
+    require_leaves,
+    require_plain,
+    require_same_types,
+    require_schedule,
+    require_steps,
+)
 from ftckpt.formats.megatron.job.optimizer_tree import MASTERS, groups_in, is_muon, numbered, torchs
-from ftckpt.formats.megatron.rank_files.contents import state_key
+from ftckpt.formats.megatron.rank_files.parts import state_key
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.torch_files.values import TensorRef

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.stages import Stage
+from ftckpt.formats.megatron.reader import MegatronCheckpoint
 from ftckpt.formats.torch_files.stream import TorchStream
 
 from .grid import OPTIMIZER, Coordinate

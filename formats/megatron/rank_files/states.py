@@ -8,28 +8,44 @@ stream has a rank to go to, and none is written: Megatron itself ignores them wh
 torch_dist for another layout, and here asks for `--no-load-rng` before it starts.
 
 Source: `get_rng_state` and `load_checkpoint` in megatron/training/checkpointing.py.
+
+How the files of a job's ranks are written.
+
+A legacy Megatron source, whose files keep their form: order, groups, arguments but for sizes.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ftckpt.findings import counted, finding
-from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
-from ftckpt.formats.megatron.job.description import MegatronJob
-from ftckpt.formats.megatron.job.layout import TargetLayout, recorded
-from ftckpt.formats.megatron.job.module_order import RankFileItem
+from ftckpt.checkpoint.sharding import Rules
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, counted, finding
+from ftckpt.formats.megatron.job.groups import JobOptimizer, form_of, optimizers_of, regrouped
+from ftckpt.formats.megatron.job.layout import (
+    MegatronJob,
+    TargetLayout,
+    changed,
+    recorded,
+    target_of,
+)
+from ftckpt.formats.megatron.job.module_order import Order, RankFileItem, order_of
+from ftckpt.formats.megatron.job.padding import may_differ, repadded, vocabulary_of
+from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.formats.megatron.job.whole_model import namespace
+from ftckpt.formats.megatron.reader import MegatronCheckpoint
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.walk import at as value_at
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 
-from .grid import WEIGHTS, Coordinate, MegatronGrid
+from .grid import OPTIMIZER, WEIGHTS, Arguments, Coordinate, MegatronGrid
 from .source import FirstRanks
 from .tensor_names import chunk_keys
 
@@ -284,3 +300,123 @@ class OwnState:
     @staticmethod
     def _name(number: int, key: str) -> str:
         return f"rank_{number}.{key}"
+
+
+# Notes of files without an optimizer's state, and of those without random streams.
+WEIGHTS_ALONE = finding(
+    "note",
+    "these are the weights alone: start Megatron with --finetune, or with --no-load-optim and"
+    " --no-load-rng",
+)
+SEEDED_ANEW = finding(
+    "note",
+    "random streams were not written, as no rank can go on with them: start Megatron with"
+    " --no-load-rng, and each is seeded anew",
+)
+
+
+@dataclass(kw_only=True)
+class RankFilesPlan:
+    """How a job's files are written."""
+
+    # its content is that of the target: with its padding, and with the optimizer's state
+    job: MegatronJob
+    target: TargetLayout  # the layout that is written
+    order: Order  # of the modules on every stage of the job's layout
+    rules: Rules  # how tensors are cut
+    args: Arguments  # of the job that is to load the files
+    # whether a last stage without an output layer of its own has a copy of the embedding
+    tied: bool
+    optimizer: JobOptimizer | None  # None where none is laid out
+    states: SharedState | OwnState  # of its ranks
+
+
+_OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
+
+
+def plan_of_ranks(
+    content: Content, checkpoint: MegatronCheckpoint, request: LayoutRequest
+) -> RankFilesPlan:
+    """Return how files of ranks are written for the layout that is wished for.
+
+    Raises:
+        UsageError: sizes that do not divide.
+        UnsupportedError: state of an optimizer that cannot be laid out anew, or a model whose
+            stages cannot be cut.
+    """
+    source, ranks = checkpoint.layout, FirstRanks(checkpoint)
+    target = target_of(source, request)
+    rules = rules_of(source.args, ranks.locals(), request.rules)
+    true, vocabulary = request.true_vocab_size, vocabulary_of(content, rules)
+    content, rows = repadded(content, vocabulary, source.args, target.grid.tp, true)
+    changes = dict(target.arguments)
+    if rows is not None:
+        changes["padded_vocab_size"] = rows
+    job = MegatronJob(
+        given=content,
+        content=content,
+        layout=source,
+        names=[*content.tensors, *content.objects],
+    )
+    states = OwnState(job, ranks, target, changes)
+    unchanged = target.same_ranks and rows is None and source.grid.dp == target.grid.dp
+    optimizer = _optimizer(content, ranks, target, unchanged=unchanged)
+    if optimizer is not None:
+        job.state.placed.update(name for name in content.objects if _OPTIMIZER.fullmatch(name))
+    order = order_of(ranks)
+    if not target.same_stages and source.args.count("mtp_num_layers"):
+        what = "a model that predicts several tokens keeps its pipeline stages"
+        raise UnsupportedError(what, hint="leave out --pp and --vp")
+    notes = [] if true is not None else list(_padding_notes(content, ranks, target, vocabulary))
+    return RankFilesPlan(
+        job=replace(job, notes=[*job.state.notes, *notes]),
+        target=target,
+        order=order,
+        rules=rules,
+        args=changed(source.args, changes),
+        tied=ranks.tied,
+        optimizer=optimizer,
+        states=states,
+    )
+
+
+def _padding_notes(
+    content: Content,
+    ranks: FirstRanks,
+    target: TargetLayout,
+    vocabulary: Callable[[TargetTensor], bool],
+) -> Iterator[Finding]:
+    """Say where Megatron may ask for other rows of padding than are kept."""
+    args, before, after = ranks.layout.args, ranks.layout.grid.tp, target.grid.tp
+    for wanted in content.tensors.values():
+        if vocabulary(wanted) and may_differ(args, wanted.shape[0], before, after):
+            what = (
+                f"{wanted.name} keeps its {wanted.shape[0]} rows, and Megatron may pad to other"
+                f" rows for {after} tensor ranks: --true-vocab-size N lays out those"
+            )
+            yield finding("note", what, tensor=wanted.key)
+            return
+
+
+def _optimizer(
+    content: Content, ranks: FirstRanks, target: TargetLayout, *, unchanged: bool
+) -> JobOptimizer | None:
+    """Return the optimizer that is laid out anew; None where its files stand as they are."""
+    mapped = any(wanted.component == "optimizer" for wanted in content.tensors.values())
+    listed = any(_OPTIMIZER.fullmatch(name) for name in content.objects)
+    by_rank = any(
+        wanted.component.startswith("extra:")
+        and wanted.name.partition(".")[0] in ("optimizer", OPTIMIZER.removesuffix(".pt"))
+        for wanted in content.tensors.values()
+    )
+    if by_rank and not unchanged:
+        raise UnsupportedError(
+            "the optimizer's state is kept by rank, as its parameters could not be told"
+            " (`ftckpt inspect` says why), and cannot go to other ranks",
+            hint="--only model writes the weights alone",
+        )
+    found = None if by_rank or not (mapped or listed) else optimizers_of(ranks)
+    if found is None:
+        return None
+    found = regrouped(found, apart=target.grid.experts_apart)
+    return JobOptimizer(found, None if found.plain or not mapped else form_of(ranks))

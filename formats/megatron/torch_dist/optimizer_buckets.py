@@ -14,25 +14,258 @@ own cuts; otherwise the buckets stay as they are stored.
 
 Source: `DistributedOptimizer.sharded_param_state_dp_reshardable` in
 megatron/core/optimizer/distrib_optimizer.py, `get_megatron_optimizer` beside it.
+
+Buckets of Megatron's distributed optimizer as a DCP store holds them, and pieces of them.
+
+Find which rank of a stage holds which parameters in its buckets.
+
+A group of data-parallel ranks holds the optimizer state of one pipeline stage as one tensor rank
+(or, for experts, one expert and tensor rank) has it. How many layers a stage has is not taken from
+arguments: that number is the one whose parameters fill the buckets to the last element.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
-from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.checkpoint.optimizer_states import KINDS
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.megatron.job.registration import expert_of, registrations
-from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.formats.megatron.job.registration import (
+    EMBEDDING,
+    OUTPUT,
+    Registration,
+    expert_of,
+    registrations,
+)
+from ftckpt.formats.megatron.optimizer.read_distrib_optim import ALIGNMENT, Parameter, Slot, lay_out
+from ftckpt.formats.torch_files.dtensor import LazyPieces
 
-from .bucket_solver import Attempt, Parts
-from .chunks import Bucket, BucketPieces, Buckets, Owned
 from .names import state_name
+
+_NOWHERE = Extent("", 0, 0)
+
+
+class Bucket:
+    """One kind of state of one bucket: a flat tensor, whose chunks are cut at its parameters."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        """Keep a stored tensor of one dimension."""
+        assert isinstance(info.pieces, LazyPieces)
+        self.info = info
+        self.pieces = info.pieces
+
+    @cached_property
+    def chunks(self) -> list[tuple[int, int, int]]:
+        """First element, end and index of each chunk, in the order of the bucket."""
+        boxes = map(self.pieces.box, range(len(self.pieces)))
+        return sorted((o[0], o[0] + s[0], index) for index, (o, s) in enumerate(boxes))
+
+    @cached_property
+    def cuts(self) -> frozenset[int]:
+        """Where chunks begin and end; nowhere, where they do not tile the bucket."""
+        ends = [0, *(stop for _, stop, _ in self.chunks)]
+        tiled = ends[:-1] == [start for start, _, _ in self.chunks] and ends[-1] == self.numel
+        return frozenset(ends if tiled else ())
+
+    @property
+    def numel(self) -> int:
+        """Elements of the bucket, without the padding at its end."""
+        return self.info.shape[0]
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield index, first element, and the part of [start, stop) of each chunk that has some."""
+        at = bisect_right(self.chunks, (start, self.numel + 1, 0)) - 1
+        while 0 <= at < len(self.chunks) and self.chunks[at][0] < stop:
+            first, end, index = self.chunks[at]
+            if end > start:
+                yield index, first, max(start, first), min(stop, end)
+            at += 1
+
+
+# Bucket -> kind of state -> what is stored, of one buffer.
+Buckets = Mapping[int, Mapping[str, Bucket]]
+
+
+class Owned(NamedTuple):
+    """What one rank has of one parameter."""
+
+    boxes: tuple[Box, ...]  # the boxes of its own part, in the order of that part
+    buckets: Buckets  # of the buffer that it is in
+    slot: Slot  # where it is there
+    replica: int  # 0 for the first rank that has these boxes, then 1, 2, …
+
+
+class BucketPieces(LazyPieces):
+    """The pieces of one kind of a parameter's state: ranges of chunks of buckets."""
+
+    __slots__ = ("_found", "_owned", "_state")
+
+    def __init__(self, state: str, owned: Sequence[Owned]) -> None:
+        """Keep the kind of state, and what each rank has of the parameter."""
+        self._state = state
+        self._owned = owned
+        self._found: list[tuple[Bucket, int, Piece]] | None = None
+
+    def _ranges(self) -> list[tuple[Bucket, int, Piece]]:
+        """Return bucket, chunk, and the piece but for its place in a file."""
+        if self._found is None:
+            self._found = []
+            for boxes, buckets, slot, replica in self._owned:
+                bucket = buckets[slot.bucket][self._state]
+                start = slot.start
+                for box in boxes:
+                    for index, first, low, high in bucket.within(start, start + box.volume):
+                        flat = (low - start, high - start)
+                        at = low - first
+                        piece = Piece(box, _NOWHERE, flat, None, replica, None, True, at)
+                        self._found.append((bucket, index, piece))
+                    start += box.volume
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._ranges())
+
+    def box(self, index: int) -> Box:
+        """Return the box of the rank's part that one piece is a range of."""
+        return self._ranges()[index][2].box
+
+    def piece(self, index: int) -> Piece:
+        """Return one piece; see `LazyPieces.piece`."""
+        bucket, chunk, piece = self._ranges()[index]
+        stored = bucket.pieces.piece(chunk)
+        return piece._replace(extent=stored.extent, rank=stored.rank)
+
+
+# Name -> the boxes of a rank's own part, in the order of that part.
+Parts = Mapping[str, tuple[Box, ...]]
+
+
+class Attempt:
+    """One order of the parameters, and the ranks that may have laid them out so."""
+
+    def __init__(
+        self,
+        groups: Sequence[Mapping[int, Buckets]],
+        ranks: Sequence[Parts],
+        order: Registration,
+        stages: int,
+        dtype: DType,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            groups: of each group, the buckets of each of its buffers; ranks of a stage follow each
+                other, then comes the next stage.
+            ranks: of each rank of a stage, its parts of the parameters of all stages.
+            order: of all parameters; what no rank has is left out.
+            stages: number of pipeline stages.
+            dtype: of the parameters.
+        """
+        self._groups, self._ranks, self._stages, self._dtype = groups, ranks, stages, dtype
+        self._order = order
+        # With tied embeddings the last of several stages has a copy in place of an output layer.
+        self._tied = stages > 1 and EMBEDDING in order.before and OUTPUT not in order.after
+        self._after = (*order.after, EMBEDDING) if self._tied else order.after
+
+    def owned(self) -> dict[str, list[Owned]] | None:
+        """Return what each rank has of each parameter; None where the buckets are others.
+
+        Chunks of the model follow each other through the stages: all stages, and then all again.
+        """
+        chunks = len(self._groups[0])
+        if any(sorted(group) != list(range(chunks)) for group in self._groups):
+            return None
+        found: dict[str, list[Owned]] = defaultdict(list)
+        seen: Counter[tuple[str, Box]] = Counter()
+        at = 0
+        for chunk in range(chunks):
+            for stage in range(self._stages):
+                begin = stage * len(self._ranks)
+                group = self._groups[begin : begin + len(self._ranks)]
+                ends = (
+                    self._order.before if chunk == stage == 0 else (),
+                    self._after if (chunk, stage) == (chunks - 1, self._stages - 1) else (),
+                )
+                buckets = [buffers[chunk] for buffers in group]
+                taken = self._layers_of(buckets, at, ends)
+                if taken is None:
+                    return None
+                count, laid = taken
+                at += count
+                for parts, held, slots in zip(self._ranks, buckets, laid, strict=True):
+                    for name, slot in slots.items():
+                        place = (name, parts[name][0])
+                        found[name].append(Owned(parts[name], held, slot, seen[place]))
+                        seen[place] += 1
+        return None if any(self._order.layers[at:]) else dict(found)
+
+    def _layers_of(
+        self, buckets: Sequence[Buckets], at: int, ends: tuple[Sequence[str], Sequence[str]]
+    ) -> tuple[int, list[Mapping[str, Slot]]] | None:
+        """Return how many layers from `at` on fill the buckets of a stage, and each rank's slots.
+
+        Args:
+            buckets: of each rank of the stage.
+            at: the first layer that no stage has yet.
+            ends: what the stage has before and after its layers.
+        """
+        before, after = ends
+        first = self._ranks[0]
+        room = sum(_sizes(buckets[0]))
+        fixed = sum(_numel(first, name) for name in (*before, *after))
+        layers = self._order.layers[at:]
+        filled = accumulate(
+            (sum(_numel(first, n) for n in names) for names in layers), initial=fixed
+        )
+        for count, numel in enumerate(filled):
+            held = [*before, *(n for names in layers[:count] for n in names), *after]
+            # Between two parameters lie fewer elements than their alignment.
+            if numel <= room <= numel + ALIGNMENT * len(held):
+                laid = [
+                    self._laid(parts, held, own)
+                    for parts, own in zip(self._ranks, buckets, strict=True)
+                ]
+                if all(slots is not None for slots in laid):
+                    return count, [slots for slots in laid if slots is not None]
+        return None
+
+    def _laid(self, parts: Parts, held: Sequence[str], own: Buckets) -> Mapping[str, Slot] | None:
+        """Return the slots of one rank; None where its buckets or their cuts are others."""
+        parameters = [
+            Parameter(n, (_numel(parts, n),), self._dtype, self._tied and n == EMBEDDING)
+            for n in held
+            if n in parts
+        ]
+        sizes = _sizes(own)
+        laid = lay_out(parameters, sizes)
+        if laid.buckets != sizes or sorted(own) != list(range(len(sizes))):
+            return None
+        fits = all(
+            {slot.start, slot.start + slot.length} <= bucket.cuts
+            for slot in laid.slots.values()
+            for bucket in own[slot.bucket].values()
+        )
+        return laid.slots if fits else None
+
+
+def _numel(parts: Parts, name: str) -> int:
+    return sum(box.volume for box in parts.get(name, ()))
+
+
+def _sizes(buckets: Buckets) -> tuple[int, ...]:
+    """Return the size of each bucket; -1 where its states disagree."""
+    sizes = ({bucket.numel for bucket in buckets[number].values()} for number in sorted(buckets))
+    return tuple(found.pop() if len(found) == 1 else -1 for found in sizes)
+
 
 _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,4})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,7})"

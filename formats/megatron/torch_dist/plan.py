@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent
 from ftckpt.checkpoint.optimizer_states import named_state
-from ftckpt.formats.megatron.job.description import MegatronJob
-from ftckpt.formats.megatron.job.layout import recorded
+from ftckpt.formats.megatron.job.layout import MegatronJob, recorded
 from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, numbered
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert

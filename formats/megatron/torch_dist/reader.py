@@ -20,16 +20,15 @@ from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.dcp.state import unfinished, unnamed
 from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.state.stored_names import is_common
-from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.formats.torch_files.dtensor import LazyPieces
 from ftckpt.progress import NULL
 from ftckpt.progress import Counter as Progress
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse, shown
 from ftckpt.workers.memory import no_gc
 
-from .names import logical
+from .names import FlatShardPieces, logical, shard_shape
 from .optimizer_buckets import is_bucket, unbucketed
-from .pieces import FlatShardPieces, shard_shape
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths

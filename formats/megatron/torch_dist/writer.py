@@ -12,38 +12,227 @@ The optimizer is written so that any layout loads it: `fully_reshardable` where 
 and as it is where it is not.
 
 Source: `save` and `load` in megatron/core/dist_checkpointing/serialization.py (core 0.9 to 0.19).
+
+The parts of a whole tensor that tensor-parallel ranks hold: the chunks of a torch_dist store.
+
+A store holds whole tensors, and where a chunk ends decides only who reads it. A name that no rule
+knows is therefore not refused, as it is where each rank has a file of its own: it is one chunk.
+
+Keep the state of single ranks for a job of another layout, as far as it can be used.
+
+Random states are by stage and tensor rank. Megatron asks for them where the arguments in a
+checkpoint have the tensor ranks and stages of the run, and does not start where they are missing;
+`no_save_rng` among the arguments keeps it from asking, and it seeds anew. With other sizes it never
+asks. So they are left out where the sizes change, and the arguments say so.
+
+Source: `load_checkpoint` in megatron/training/checkpointing.py (core 0.9 to 0.19).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Extent
 from ftckpt.checkpoint.coverage import intersection
-from ftckpt.findings import Finding
+from ftckpt.checkpoint.sharding import Rule, Rules, even_rows, slabs
+from ftckpt.errors import UsageError
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
-from ftckpt.formats.dcp.rank_files import RankFiles
-from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
+from ftckpt.formats.dcp.writer import ItemPlace, RankFiles, TensorItems, WrittenChunk, metadata
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
-from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
-from ftckpt.formats.megatron.job.optimizer_tree import master_word
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, master_word
 from ftckpt.formats.megatron.job.padding import padding, repadded
 from ftckpt.formats.megatron.job.registration import expert_of
+from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
+from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
+from ftckpt.formats.megatron.reader import MegatronCheckpoint
+from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.formats.torch_files.write_tree import save_shard
 from ftckpt.transfer.content import Content, ShardBox, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
-from .cuts import TensorCut, TensorCuts
 from .from_model import plan_of_ranks, plan_of_whole
-from .from_store import plan_of_store
-from .owners import Owners
+from .from_store import Owners, plan_of_store
 from .plan import Blob, StorePlan
-from .rank_state import RankState
 from .reader import MegatronDistCheckpoint
 from .stacks import StackedTensor, StoredTensor, stacked
+
+_FIRST, _SECOND = ".linear_fc1.weight", ".linear_fc2.weight"
+
+
+class TensorCut(NamedTuple):
+    """A part of a tensor."""
+
+    box: Box  # of the whole tensor
+    tp: int  # the tensor rank that has it, among the experts' where the tensor is of an expert
+
+
+class TensorCuts:
+    """How tensors are cut over the tensor ranks of one job."""
+
+    def __init__(
+        self, weights: Mapping[str, TargetTensor], grid: MegatronGrid, rules: Rules | None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            weights: the model's tensors by name.
+            grid: sizes of the groups of ranks.
+            rules: asked before the built-in ones.
+        """
+        table = built_in("megatron", {"gated": int(_is_gated(weights))})
+        self._rules = rules.before(table) if rules else table
+        self._weights = weights
+        self._grid = grid
+
+    def is_vocabulary(self, wanted: TargetTensor) -> bool:
+        """Return whether the first axis of a tensor is the vocabulary."""
+        rule = self._rules.get(wanted.name)
+        return rule is not None and rule.vocabulary and bool(wanted.shape)
+
+    def of(self, wanted: TargetTensor, weight: str) -> list[TensorCut]:
+        """Return the parts of a tensor, each once; they tile it.
+
+        Args:
+            wanted: a weight, or state of one.
+            weight: name of the weight.
+
+        Raises:
+            UsageError: it cannot be divided over that many ranks.
+        """
+        rule = self._rule(wanted, weight)
+        parts = self._grid.etp if is_expert(weight) else self._grid.tp
+        if rule is None or rule.split.axis is None or parts == 1 or 0 in wanted.shape:
+            return [TensorCut(Box.whole(wanted.shape), 0)]
+        if rule.vocabulary:  # Megatron pads what it loads to its own size
+            return _rows(wanted.shape, parts)
+        try:
+            return [
+                TensorCut(slab.box, tp)
+                for tp in range(parts)
+                for slab in slabs(wanted.shape, rule.split, parts, tp)
+            ]
+        except UsageError as error:
+            what = f"{wanted.key}: {error.message} tensor ranks"
+            raise UsageError(what, tensor=wanted.key) from error
+
+    def _rule(self, wanted: TargetTensor, weight: str) -> Rule | None:
+        """Return the rule of a weight and of what has its shape; other state is not cut."""
+        of = self._weights.get(weight, wanted)
+        cut = wanted.component in ("model", "optimizer") and of.shape == wanted.shape
+        return self._rules.get(weight) if cut else None
+
+
+def _rows(shape: tuple[int, ...], parts: int) -> list[TensorCut]:
+    rows, *rest = shape
+    zeros = (0,) * len(rest)
+    spans = (even_rows(rows, parts, part) for part in range(parts))
+    return [
+        TensorCut(Box((start, *zeros), (stop - start, *rest)), tp)
+        for tp, (start, stop) in enumerate(spans)
+        if start < stop
+    ]
+
+
+def _is_gated(weights: Mapping[str, TargetTensor]) -> bool:
+    """Return whether first matrices hold a gate too: they have two rows for each column after."""
+    for name, first in weights.items():
+        if name.endswith(_FIRST):
+            second = weights.get(name.removesuffix(_FIRST) + _SECOND)
+            if second is not None and len(first.shape) == len(second.shape) == 2:
+                return first.shape[0] == 2 * second.shape[1]
+    return False
+
+
+_RERUN, _RERUN_OBJECT = "rerun_state_machine", "rerun_state_machine_state/"
+# Digests of the source's files, which Megatron checks with `--verify-integrity`.
+_INTEGRITY = "integrity.json"
+
+
+class RankState:
+    """The decision for one job."""
+
+    def __init__(self, plan: StorePlan, target: TargetLayout) -> None:
+        self._plan = plan
+        self._old, self._new = plan.job.layout.grid, target.grid
+        self._same_stages = (self._old.tp, self._old.pp) == (self._new.tp, self._new.pp)
+        self._same_ranks = self._same_stages and self._old.dp == self._new.dp
+        self._args = plan.common.args if plan.common is not None else Arguments()
+        each = self._args.flag("data_parallel_random_init")
+        self._random = self._same_ranks if each else self._same_stages
+
+    def has(self, name: str) -> bool:
+        """Return whether an object is kept."""
+        if name in self._plan.random:
+            return self._random
+        return self._same_ranks or not name.startswith(_RERUN_OBJECT)
+
+    def finish(self, said: dict[str, Any]) -> None:
+        """Make the common state say what the store holds.
+
+        Args:
+            said: further arguments.
+        """
+        common = self._plan.common
+        if common is None:
+            return
+        if not self._same_ranks:
+            common.remove((_RERUN,))
+        known = {
+            "ckpt_format": "torch_dist",
+            "use_dist_ckpt": True,
+            "dist_ckpt_optim_fully_reshardable": any(
+                one.get(SHARDING) == RESHARDABLE for one in self._plan.optimizers.values()
+            ),
+        }
+        said = said | {n: v for n, v in known.items() if self._args.get(n) is not None}
+        if not self._same_stages:  # what Megatron compares with the run
+            said["tensor_model_parallel_size"] = self._new.tp
+            said["pipeline_model_parallel_size"] = self._new.pp
+        if not (self._random and self._plan.random):
+            said["no_save_rng"] = True
+        tensors = self._plan.job.content.tensors.values()
+        if not any(wanted.component == "optimizer" for wanted in tensors):
+            said["no_save_optim"] = True
+        common.change_arguments(said)
+
+    def notes(self) -> Iterator[Finding]:
+        """Yield what the user must know."""
+        old, new, random = self._old, self._new, sorted(self._plan.random)
+        if random and not self._random:
+            yield finding(
+                "note",
+                f"RNG states: dropped, they are of tp {old.tp}, pp {old.pp}, dp {old.dp}; for tp"
+                f" {new.tp}, pp {new.pp}, dp {new.dp} Megatron seeds anew from --seed",
+                tensor=random[0],
+            )
+        elif random and not self._same_ranks:
+            yield finding(
+                "note",
+                "RNG states: kept for each tensor rank and stage; all data-parallel ranks of one"
+                " load the same, as Megatron does itself",
+                tensor=random[0],
+            )
+        if not self._same_ranks and any(n.startswith(_RERUN_OBJECT) for n in self._plan.objects):
+            yield finding("note", "the state of reruns: dropped, it is of the ranks that saved it")
+        if not self._same_ranks and self._args.get("consumed_train_samples") is not None:
+            yield finding(
+                "note",
+                "position in the data: kept as consumed_train_samples, from which Megatron's own"
+                " data loader goes on; another loader must be told",
+            )
+        if _INTEGRITY in self._plan.job.content.checkpoint.source.entries:
+            yield finding(
+                "note",
+                f"{_INTEGRITY}: dropped, it has digests of the source's files; load without"
+                " --verify-integrity",
+                file=_INTEGRITY,
+            )
+
 
 _COMMON_STATE = "common_state/shard_0_1"
 # An object of a layer: `decoder.layers.mlp.linear_fc1._extra_state/shard_3_24`.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.huggingface.names import is_beside
+from ftckpt.formats.huggingface.index import is_beside
 from ftckpt.formats.ranks.names import rank_file
 from ftckpt.formats.ranks.parse_files import RecordedConfig
 from ftckpt.own_files import is_own

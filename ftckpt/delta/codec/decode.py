@@ -16,7 +16,7 @@ from ftckpt.delta.pack.scratch import Lend, lender
 from ftckpt.errors import CorruptError, UsageError
 from ftckpt.storage.computed import Fill as Fill
 
-from .blocks import Form, Reference, decode_block
+from .choose_encoding import Form, Reference, decode_block
 from .predict import DeltaSide, predict
 from .words import GUESS, as_words, scratch, words_of
 

@@ -13,11 +13,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.delta.index import ROW, BaseTensor, DeltaTensor, StoredBlock, pack_row
 from ftckpt.delta.pack.pair import DeltaPair
-from ftckpt.delta.pack.recent import RecentBlocks
+from ftckpt.delta.pack.tensor_bytes import RecentBlocks
 from ftckpt.digests.tensors import TensorDigest
 
-from .blocks import ALONE, BLOCK, Form, Reference, encode_block
-from .choose_encoding import EFFORTS, TINY, Effort, EncodingPlan, choose, sample_ranges, untried
+from .choose_encoding import (
+    ALONE,
+    BLOCK,
+    EFFORTS,
+    TINY,
+    Effort,
+    EncodingPlan,
+    Form,
+    Reference,
+    choose,
+    encode_block,
+    sample_ranges,
+    untried,
+)
 from .fit_predictor import Fit, FitSettings, fits
 from .predict import RULES, DeltaSide, Need, predict
 from .words import EXPECTED, as_words, scratch, word_count, words_of

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind, Topology, tensor_key
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.delta.codec.blocks import BLOCK, Form, Reference
+from ftckpt.delta.codec.choose_encoding import BLOCK, Form, Reference
 from ftckpt.delta.codec.fit_predictor import Fit
 from ftckpt.delta.codec.words import word_count, words_of
 from ftckpt.errors import UnsupportedError

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, DType
-from ftckpt.delta.codec.blocks import BLOCK
+from ftckpt.delta.codec.choose_encoding import BLOCK
 from ftckpt.delta.codec.fit_predictor import Fit
 from ftckpt.delta.codec.predict import RULES, Predictor
 from ftckpt.delta.index import (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.delta.codec.blocks import Form, Reference
+from ftckpt.delta.codec.choose_encoding import Form, Reference
 from ftckpt.delta.index import ROW, StoredBlock, pack_row
 from ftckpt.strict_json import decode
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ftckpt.delta.codec.blocks import ALONE, BLOCK, Form, Reference
+from ftckpt.delta.codec.choose_encoding import ALONE, BLOCK, Form, Reference
 from ftckpt.delta.codec.words import words_of
 from ftckpt.delta.index import ROW
 

@@ -22,7 +22,7 @@ from ftckpt.delta.index import (
     DeltaTensor,
     content_digest,
 )
-from ftckpt.delta.index.base_path import recorded_path
+from ftckpt.delta.index.head import recorded_path
 from ftckpt.delta.index.objects import RecordFile
 from ftckpt.delta.index.part_record import ElementSums
 from ftckpt.digests.tensors import TensorDigest, digest_tensor
@@ -33,10 +33,8 @@ from ftckpt.verification import VerifyReport
 from ftckpt.version import __version__
 from ftckpt.workers import ALONE, Work
 
-from .build import BuiltFiles
-from .match_numbered import Sampled, Task, matched, sample
-from .pair import DeltaPair, family, pair
-from .partition import PackedFile, divide
+from .build import BuiltFiles, PackedFile, divide
+from .pair import DeltaPair, Sampled, Task, family, matched, pair, sample
 from .tensor_bytes import TensorBytes, own_tensors, tied
 
 Paths = Mapping[str, tuple[str | int, ...]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ftckpt.checkpoint import TensorInfo
-from ftckpt.delta.codec.blocks import BLOCK
+from ftckpt.delta.codec.choose_encoding import BLOCK
 from ftckpt.delta.codec.words import words_of
 from ftckpt.extents import BLOCK as PART
 from ftckpt.storage.prefetch import most_kept

@@ -1,1 +1,1 @@
-"""Readers of logs: each yields entries (`ftckpt.joblogs.entries`) in bounded memory."""
+"""Readers of logs: each yields entries (`ftckpt.joblogs.collect`) in bounded memory."""

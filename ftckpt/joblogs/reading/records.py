@@ -1,4 +1,4 @@
-"""Read logs of one JSON object a line: a run's own events, and the guard's log.
+r"""Read logs of one JSON object a line: a run's own events, and the guard's log.
 
     {"event": "start", "time": 1767225600, "node": "n1", "step": 1000}
     {"event": "step", "time": 1767225604.1, "step": 1001, "seconds": 4.1, "rank": 0}
@@ -11,21 +11,140 @@
 `time` is seconds since the epoch or ISO 8601 with its zone; every duration is in seconds. The time
 of a failure is when it struck. `start` and `end` bound the time in which failures were counted;
 without them it is from the first time in the log to the last.
+
+Read the lines of a log in bounded memory, whatever the file holds.
+
+A line may be a gigabyte long, a file binary, a gzip stream cut. Of a line only the first bytes are
+looked at; progress bars that rewrite their line with `\r` are lines of their own.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, BinaryIO
 
-from ftckpt.errors import UsageError
-from ftckpt.joblogs import faults
-from ftckpt.joblogs.entries import LogEntry, LogEntryKind, Weight
+from ftckpt.errors import FtckptError, RefusedError, UsageError
+from ftckpt.joblogs import collect
+from ftckpt.joblogs.collect import LogEntry, LogEntryKind, Weight
+from ftckpt.storage.local.oserror import translate
 from ftckpt.strict_json import JsonError, decode
 
-from .lines import LONGEST
+LONGEST = 1 << 16  # bytes of a line that are looked at
+_CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass
+class LineTally:
+    """What reading one file has met.
+
+    Attributes:
+        lines: their number.
+        nbytes: after decompression.
+        long: lines of which only the beginning was looked at.
+        cut: why the file ends before its end; "" where it does not.
+    """
+
+    lines: int = 0
+    nbytes: int = 0
+    long: int = 0
+    cut: str = ""
+
+
+def lines_of(path: str, tally: LineTally, longest: int = LONGEST) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; `-` is stdin. `tally` is kept up to date.
+
+    Of a line with more than `longest` bytes only those are given.
+
+    Raises:
+        NotFoundError, DeniedError, RefusedError, UnavailableError: it cannot be read.
+    """
+    rest, skipping = b"", False
+    for chunk in _chunks(path, tally):
+        tally.nbytes += len(chunk)
+        *whole, rest_of_chunk = chunk.replace(b"\r", b"\n").split(b"\n")
+        if whole:
+            whole[0] = rest + whole[0]
+            rest = b""
+            if skipping:  # the end of a line that was given out already
+                whole = whole[1:]
+                skipping = False
+        for line in whole:
+            tally.lines += 1
+            if len(line) > longest:
+                tally.long += 1
+                line = line[:longest]
+            yield line
+        if skipping:
+            continue
+        rest += rest_of_chunk
+        if len(rest) > longest:
+            tally.lines += 1
+            tally.long += 1
+            yield rest[:longest]
+            rest, skipping = b"", True
+    if rest:
+        tally.lines += 1
+        yield rest
+
+
+def _chunks(path: str, tally: LineTally) -> Iterator[bytes]:
+    try:
+        if path == "-":
+            yield from _opened(sys.stdin.buffer, path, tally)
+            return
+        with open(path, "rb", buffering=0) as file:
+            yield from _opened(file, path, tally)
+    except OSError as error:
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: str) -> FtckptError:
+    if isinstance(error, IsADirectoryError):
+        return RefusedError(f"{path} is a directory, not a log", hint=f"name files: {path}/*.log")
+    return translate(error, path, "read")
+
+
+def _opened(file: BinaryIO, path: str, tally: LineTally) -> Iterator[bytes]:
+    chunk = file.read(_CHUNK)
+    if chunk[:2] == _GZIP:
+        yield from _unzipped(file, chunk, tally)
+        return
+    while chunk:
+        yield chunk
+        chunk = file.read(_CHUNK)
+
+
+def _unzipped(file: BinaryIO, chunk: bytes, tally: LineTally) -> Iterator[bytes]:
+    """Decompress one gzip member after another; a damaged or cut stream ends the file."""
+    stream = zlib.decompressobj(wbits=31)
+    begun = True
+    try:
+        while chunk:
+            if stream.eof:
+                if not chunk.strip(b"\0"):
+                    return  # padding behind the last member
+                stream, begun = zlib.decompressobj(wbits=31), True
+            made = stream.decompress(chunk, _CHUNK)
+            if made:
+                yield made
+            chunk = stream.unused_data if stream.eof else stream.unconsumed_tail
+            if stream.eof:
+                begun = False
+            chunk = chunk or file.read(_CHUNK)
+        if begun and (made := stream.flush()):
+            yield made
+    except zlib.error as error:
+        tally.cut = f"damaged gzip: {error}"
+        return
+    if begun and not stream.eof:
+        tally.cut = "the gzip stream is cut"
+
 
 GUARD = "ftckpt.guard-log/1"
 # Numeric fields of each event, none of them below zero.
@@ -97,7 +216,7 @@ def _entry(event: Mapping[str, Any], place: str, source: int, number: int) -> Lo
     if kind != "failure":
         return entry
     named = _text(event.get("class"))
-    fault = faults.of_record(named, _text(event.get("component")))
+    fault = collect.of_record(named, _text(event.get("component")))
     return entry._replace(fault=fault, sign=named)
 
 
@@ -138,19 +257,19 @@ def _ended(event: Mapping[str, Any], told: LogEntry) -> LogEntry:
     if ending in ("done", "stopped") or (ending == "failed" and code == 75):
         return told._replace(kind=LogEntryKind.END, planned=True)
     if ending == "preempted":
-        fault, sign = faults.PREEMPTED, "guard: preempted"
+        fault, sign = collect.PREEMPTED, "guard: preempted"
     elif ending == "hung":
-        fault, sign = faults.HUNG, "guard: saves stopped"
+        fault, sign = collect.HUNG, "guard: saves stopped"
     elif ending is None:
-        fault, sign = faults.NODE, "guard: the guard itself was killed"
+        fault, sign = collect.NODE, "guard: the guard itself was killed"
     elif code in (137, -9):
-        fault, sign = faults.KILLED, "guard: command ended with 137"
+        fault, sign = collect.KILLED, "guard: command ended with 137"
     elif code in (134, -6):
-        fault, sign = faults.ABORTED, f"guard: command ended with {code}"
+        fault, sign = collect.ABORTED, f"guard: command ended with {code}"
     elif type(code) is int and 129 <= code <= 159:
-        fault, sign = faults.CRASHED, f"guard: command ended with {code}"
+        fault, sign = collect.CRASHED, f"guard: command ended with {code}"
     else:
-        fault = faults.FAILED
+        fault = collect.FAILED
         sign = f"guard: command ended with {code}" if type(code) is int else "guard: failed"
     return told._replace(kind=LogEntryKind.FAILURE, fault=fault, weight=Weight.RECORD, sign=sign)
 

@@ -17,19 +17,19 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from ftckpt.errors import NoResourceError, UsageError
-from ftckpt.joblogs import faults
-from ftckpt.joblogs.entries import Fault, LogEntry, LogEntryKind, Weight
+from ftckpt.joblogs import collect
+from ftckpt.joblogs.collect import Fault, LogEntry, LogEntryKind, Weight
 from ftckpt.strict_json import JsonError, decode
 
 from .times import Stamps
 
 _FAILED: dict[str, Fault] = {
-    "BOOT_FAIL": faults.NODE,
-    "NODE_FAIL": faults.NODE,
-    "OUT_OF_MEMORY": faults.HOST_MEMORY,
-    "PREEMPTED": faults.PREEMPTED,
-    "FAILED": faults.FAILED,
-    "LAUNCH_FAILED": faults.NODE,
+    "BOOT_FAIL": collect.NODE,
+    "NODE_FAIL": collect.NODE,
+    "OUT_OF_MEMORY": collect.HOST_MEMORY,
+    "PREEMPTED": collect.PREEMPTED,
+    "FAILED": collect.FAILED,
+    "LAUNCH_FAILED": collect.NODE,
 }
 _ENDED = frozenset({"CANCELLED", "COMPLETED", "DEADLINE", "TIMEOUT", "REQUEUED", "REVOKED"})
 _MOST_BYTES = 256 << 20  # of a JSON document, which is held in memory
@@ -192,12 +192,12 @@ def entries_of(row: JobRow, source: int) -> Iterator[LogEntry]:
             yield LogEntry(LogEntryKind.END, row.end, source=source, line=row.line, planned=True)
         return
     killed = row.code.partition(":")[2]
-    if fault is faults.FAILED and killed == "9":
-        fault = faults.KILLED
-    elif fault is faults.FAILED and killed == "6":
-        fault = faults.ABORTED
-    elif fault is faults.FAILED and killed in ("4", "7", "8", "11"):
-        fault = faults.CRASHED
+    if fault is collect.FAILED and killed == "9":
+        fault = collect.KILLED
+    elif fault is collect.FAILED and killed == "6":
+        fault = collect.ABORTED
+    elif fault is collect.FAILED and killed in ("4", "7", "8", "11"):
+        fault = collect.CRASHED
     sign = row.state if row.state in ("NODE_FAIL", "PREEMPTED") else f"{row.state} {row.code}"
     yield LogEntry(
         LogEntryKind.FAILURE, row.end, fault, Weight.RECORD, node=row.node, sign=sign.strip(),

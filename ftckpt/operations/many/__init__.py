@@ -14,7 +14,7 @@ from ftckpt.storage import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftckpt.parts.record import ShareRecord
+    from ftckpt.parts.plan import ShareRecord
 
 
 @dataclass(frozen=True, kw_only=True)

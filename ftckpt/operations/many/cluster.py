@@ -14,8 +14,7 @@ from typing import Protocol
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError, UsageError
 from ftckpt.findings import counted
 from ftckpt.parts import as_array
-from ftckpt.parts.proofs import PROOF
-from ftckpt.parts.shared_folder import PartsPlace
+from ftckpt.parts.shared_folder import PROOF, PartsPlace
 
 from . import Session, Whole
 from .share_process import ShareEnd, ShareTask

@@ -13,19 +13,17 @@ from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.plan import WorkPlan, names_of, plan_of, row_of
-from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
-from ftckpt.parts.record import ShareRecord
-from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host
+from ftckpt.parts.plan import ShareRecord, WorkPlan, names_of, plan_of, row_of
+from ftckpt.parts.shared_folder import PROOF, WRITE, Heartbeat, Neighbours, PartsPlace, host
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share
-from ftckpt.transfer.staging.marks import marks_of
+from ftckpt.transfer.staging.lock import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
 
 from . import Session, Whole
+from .building import POLL, Keep, all_written, blocks_of, place_of, units_of, write_once
 from .run import OwnPart, carry_out, require_same_number, use_up
-from .stages import POLL, Keep, all_written, blocks_of, place_of, units_of, write_once
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint

@@ -16,18 +16,16 @@ from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.content import Content
 
 from . import Session, Whole
-from .building import DividedBuild, share_of
-from .stages import AllWritten, Keep, blocks_of, units_of
+from .building import AllWritten, DividedBuild, Keep, blocks_of, share_of, units_of
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.delta.codec.choose_encoding import EncodingPlan
-    from ftckpt.delta.pack.by_parts import ShareMade
-    from ftckpt.delta.pack.partition import PackedFile
-    from ftckpt.delta.pack.run import PackedByParts
+    from ftckpt.delta.pack.build import PackedFile
+    from ftckpt.delta.pack.run import PackedByParts, ShareMade
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.parts.finish import Gathered
-    from ftckpt.parts.record import ShareRecord
+    from ftckpt.parts.plan import ShareRecord
     from ftckpt.verification import VerifyReport
     from ftckpt.workers import Division, Work
 
@@ -83,7 +81,7 @@ class DividedPack(DividedBuild):
         keep: Keep,
     ) -> None:
         """Fill a part's data files, after its share of the sources' checks."""
-        from ftckpt.delta.pack.by_parts import PackShare, dump_plan
+        from ftckpt.delta.pack.run import PackShare, dump_plan
 
         checked: dict[str, OwnShare] = {}
 
@@ -166,8 +164,7 @@ def _packed(
     Raises:
         RefusedError: a record holds something else.
     """
-    from ftckpt.delta.pack.by_parts import load_plan
-    from ftckpt.delta.pack.run import PackedByParts
+    from ftckpt.delta.pack.run import PackedByParts, load_plan
 
     plans: dict[int, EncodingPlan] = {}
     digests: dict[str, str] = {}

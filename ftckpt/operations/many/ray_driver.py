@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ftckpt.workers.child import die_with
+from ftckpt.workers.processes import die_with
 
 from .share_process import RETRIES, ShareFailedError, ShareTask, do_share
 

@@ -21,10 +21,8 @@ from ftckpt.findings import Severity, as_error, finding
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart, parse_part
 from ftckpt.parts.division import OF_THE_MACHINE, VERDICTS, FromRecords, OwnShare
-from ftckpt.parts.error_records import dump_error
-from ftckpt.parts.finish import Gathered, consume, elected, gather, is_complete
-from ftckpt.parts.plan import WorkPlan
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.finish import Gathered, consume, dump_error, elected, gather, is_complete
+from ftckpt.parts.plan import ShareRecord, WorkPlan
 from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.shares import Divisible, Shares
 

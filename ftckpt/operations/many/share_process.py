@@ -98,7 +98,7 @@ def do_share(task: ShareTask) -> ShareEnd:
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command line, and end with the process that has started this one."""
-    from ftckpt.workers.child import die_with
+    from ftckpt.workers.processes import die_with
 
     parent, *words = arguments
     sys.argv = ["ftckpt", *words]

@@ -10,17 +10,15 @@ from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.plan import WorkPlan, plan_of
-from ftckpt.parts.record import MEASURED, ShareRecord
+from ftckpt.parts.plan import MEASURED, ShareRecord, WorkPlan, plan_of
 from ftckpt.parts.shared_folder import Heartbeat
 from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.run import BuiltByParts, FilesOfPart
+from ftckpt.transfer.write.blocks import layout_digest
 from ftckpt.transfer.write.files import Built
-from ftckpt.transfer.write.journal import layout_digest
 
 from . import Session, Whole
-from .building import DividedBuild, share_of
-from .stages import AllWritten, Keep, units_of
+from .building import AllWritten, DividedBuild, Keep, share_of, units_of
 
 if TYPE_CHECKING:
     from ftckpt.operations.writing import LaidOut

@@ -15,19 +15,16 @@ from ftckpt.reports import UNSAID, document
 from ftckpt.storage import StoreOptions
 
 from .axes import AXES, Axis, read_axis
-from .costs import read_pause, read_weights
-from .inputs import currency, read_question
-from .laws import read_ageing, read_law
-from .measured import measure
-from .notes import Notes, positive
-from .options import BoundOptions, CostOptions, FailureOptions
+from .costs import currency, read_pause, read_question, read_weights
+from .failures import BoundOptions, CostOptions, FailureOptions, Notes, positive
+from .measured import measure, read_ageing, read_law
 
 if TYPE_CHECKING:
     from ftckpt.planning import Model
-    from ftckpt.planning.bounds import Constraint
-    from ftckpt.planning.models.outcome import Outcome
     from ftckpt.planning.models.weights_alone import WeightsOnly
+    from ftckpt.planning.models.young_daly import Outcome
     from ftckpt.planning.presets import Preset
+    from ftckpt.planning.question import Constraint
     from ftckpt.planning.simulation import Agreement, Simulated
 
 

@@ -12,7 +12,7 @@ from ftckpt.amounts import brief_duration, decimal_bytes, human_count
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 
-from .options import CostOptions, FailureOptions
+from .failures import CostOptions, FailureOptions
 
 # More points than anybody reads or draws.
 _MOST = 10_000

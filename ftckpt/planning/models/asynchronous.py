@@ -10,17 +10,17 @@ the restart and every P = max(tau + a F, F) + s from then on, so
 
     goodput = tau e^(-(tau + s + F)/M) / ((1 - e^(-P/M)) (M + D) e^(R/M))
 
-which for F = a = 0 is `exact`. Without waiting it is largest at `exact.optimum` with C = s + a F: F
-multiplies goodput by e^(-F/M) and does not move the optimum, but saves cannot come more often than
-flushes finish. The first-order interval with an overlapping save is due to Herault and Robert.
+which for F = a = 0 is `young_daly.outcome`. Without waiting it is largest at `young_daly.optimum`
+with C = s + a F: F multiplies goodput by e^(-F/M) and does not move the optimum, but saves cannot
+come more often than flushes finish. The first-order interval with an overlapping save is due to
+Herault and Robert.
 """
 
 from __future__ import annotations
 
-from . import exact
+from . import young_daly
 from .arithmetic import Real, choose, exp, exposed, larger, require, smaller
-from .outcome import Outcome
-from .recovery import divide
+from .young_daly import Outcome, divide
 
 
 def least_interval(flush: Real, slowdown: Real = 0.0) -> Real:
@@ -32,11 +32,13 @@ def least_interval(flush: Real, slowdown: Real = 0.0) -> Real:
 def optimum(snapshot: Real, mtbf: Real, *, flush: Real = 0.0, slowdown: Real = 0.0) -> Real:
     """Return the useful work between two saves with the largest goodput.
 
-    The larger of `exact.optimum` for a cost of s + a F and `least_interval`; in the latter case the
-    flush sets the pace, not the failure rate.
+    The larger of `young_daly.optimum` for a cost of s + a F and `least_interval`; in the latter
+    case the flush sets the pace, not the failure rate.
     """
     _require(snapshot, flush, slowdown)
-    return larger(exact.optimum(snapshot + slowdown * flush, mtbf), least_interval(flush, slowdown))
+    return larger(
+        young_daly.optimum(snapshot + slowdown * flush, mtbf), least_interval(flush, slowdown)
+    )
 
 
 def outcome(

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import math
 
-from .arithmetic import Real, exp, expm1, exposed, require
-from .maximum import peak
-from .outcome import Outcome
+from .arithmetic import Real, exp, expm1, exposed, peak, require
+from .young_daly import Outcome
 
 
 def outcome(

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 
-from .arithmetic import Real, exp, expm1, exposed, require, sqrt
-from .maximum import peak
-from .outcome import Outcome
+from .arithmetic import Real, exp, expm1, exposed, peak, require, sqrt
+from .young_daly import Outcome
 
 
 def first_order(

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from math import exp, expm1
 
 from .arithmetic import require
-from .outcome import Outcome
+from .young_daly import Outcome
 
 _LONGEST = 600.0
 

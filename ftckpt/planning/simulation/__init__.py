@@ -1,6 +1,6 @@
 """Simulate a job with failures: an independent check of the closed forms, and more general.
 
-    from ftckpt.planning.models.inputs import Costs
+    from ftckpt.planning.models.spot import Costs
     from ftckpt.planning.models import exact
     from ftckpt.planning import simulation
 
@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models.arithmetic import require
-from ftckpt.planning.models.inputs import Costs, Pattern, Preemption, shares
+from ftckpt.planning.models.spot import Costs, Pattern, Preemption, shares
 from ftckpt.progress import NULL, Counter
 
-from . import completion, silent, steady, timeline
-from .ageing import AgeingParts, Fleet
+from . import jobs as steady
+from . import result, silent, timeline
 from .jobs import Jobs, Recovery
-from .laws import Exponential, Law, Lognormal, Trace, Weibull
+from .laws import AgeingParts, Exponential, Fleet, Law, Lognormal, Trace, Weibull
 from .result import Agreement, Completion, Simulated, agreement, completed, summarised
 from .silent import SilentJob
 
@@ -158,7 +158,7 @@ def complete(
         recovery = Recovery(costs.detect, (costs.restart,))
     counter.start("simulate", runs, "runs")
     jobs = Jobs(line, recovery, runs, keep_place=True)
-    return completed(completion.run(jobs, line, law, work, rng, counter))
+    return completed(result.run(jobs, line, law, work, rng, counter))
 
 
 def _generator(runs: int, failures: int, seed: int) -> np.random.Generator:

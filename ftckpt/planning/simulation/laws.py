@@ -2,6 +2,16 @@
 
 Times count while the job runs, saves or restarts; the whole platform is as new after each failure.
 Means are seconds, > 0.
+
+Parts that age: each of them fails by a Weibull law of its own, and is renewed alone.
+
+    Fleet([AgeingParts("gpu", 16_384, mean=50_000 * 3600, shape=0.7)], rest=1 / (40 * 3600))
+
+All parts are new when a run begins. With a shape below 1 (infant mortality; 0.7 to 0.8 fits large
+clusters: Schroeder and Gibson, DSN 2006) the first months see more failures than the mean says,
+with one above 1 (wear) fewer. In the long run many parts that are renewed one by one fail nearly
+like a Poisson process of the same mean (Palm and Khinchin). A law for the whole platform
+(`laws.Weibull`) says something else: there everything is as new after each failure.
 """
 
 from __future__ import annotations
@@ -143,3 +153,128 @@ class Trace:
             return drawn
 
         return draw
+
+
+_MOST = 50_000_000  # next failures held: parts times runs
+_AT_ONCE = 64  # failures of a run that are prepared at once, on average
+
+
+@dataclass(frozen=True, slots=True)
+class AgeingParts:
+    """Parts of one kind.
+
+    Attributes:
+        name: of the component.
+        number: of parts, >= 1.
+        mean: seconds between failures of one, > 0.
+        shape: of its Weibull law, 0.3 to 10.
+    """
+
+    name: str
+    number: int
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        require("the number of parts", self.number, at_least=1, unit="")
+        require("the mean time between failures", self.mean, above=0)
+        require(f"the Weibull shape of {self.name}", self.shape, at_least=0.3, at_most=10, unit="")
+
+
+class Fleet:
+    """The times between failures of all parts together, and of whatever does not age.
+
+    Args:
+        parts: that age.
+        rest: failures per second of everything else, exponential.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    def __init__(self, parts: Sequence[AgeingParts], rest: float = 0.0) -> None:
+        require("the failure rate of the rest", rest, at_least=0, unit="per second")
+        self.parts, self.rest = tuple(parts), rest
+
+    @property
+    def name(self) -> str:
+        """Return the name for an answer."""
+        ages = ", ".join(f"{p.number:,} {p.name} of Weibull shape {p.shape:g}" for p in self.parts)
+        return f"ageing parts: {ages}"
+
+    @property
+    def mean(self) -> float:
+        """Mean seconds between failures in the long run."""
+        return 1 / (self.rest + sum(part.number / part.mean for part in self.parts))
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Follow every part of every run.
+
+        Raises:
+            UsageError: that is more than memory should hold.
+        """
+        import numpy as np
+
+        if runs * sum(part.number for part in self.parts) > _MOST:
+            raise UsageError(
+                f"{runs:,} runs of this many ageing parts are too many to follow",
+                hint="fewer --runs, each with more --failures-per-run",
+            )
+        clocks = [_Clocks(part, rng, runs) for part in self.parts]
+        ready: list[Floats] = [np.zeros(0) for _ in range(runs)]
+        now, until = np.zeros(runs), 0.0
+
+        def prepare() -> None:
+            nonlocal until
+            end = until + _AT_ONCE * self.mean
+            found = [clock.before(end) for clock in clocks]
+            others = rng.poisson(self.rest * (end - until), runs)
+            owners = np.repeat(np.arange(runs), others)
+            found.append((owners, rng.uniform(until, end, len(owners))))
+            rows = np.concatenate([each[0] for each in found])
+            times = np.concatenate([each[1] for each in found])
+            order = np.lexsort((times, rows))
+            rows, times = rows[order], times[order]
+            bounds = np.searchsorted(rows, np.arange(runs + 1))
+            for run in range(runs):
+                ready[run] = np.concatenate((ready[run], times[bounds[run] : bounds[run + 1]]))
+            until = end
+
+        def draw(events: int) -> Floats:
+            nonlocal now
+            while min(map(len, ready)) < events:
+                prepare()
+            times = np.stack([each[:events] for each in ready], axis=1)
+            ready[:] = [each[events:] for each in ready]
+            gaps: Floats = np.diff(times, axis=0, prepend=now[None, :])
+            now = times[-1]
+            return gaps
+
+        return draw
+
+
+class _Clocks:
+    """The next failure of each part of one kind, for all runs."""
+
+    def __init__(self, part: AgeingParts, rng: np.random.Generator, runs: int) -> None:
+        self._part, self._rng = part, rng
+        self._scale = part.mean / math.gamma(1 + 1 / part.shape)
+        self._next = self._scale * rng.weibull(part.shape, (runs, part.number))
+
+    def before(self, end: float) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Return the failures before a time, as runs and times; each renews its part."""
+        import numpy as np
+
+        runs, times = [], []
+        due = np.nonzero(self._next < end)
+        while len(due[0]):
+            at = self._next[due]
+            runs.append(due[0])
+            times.append(at)
+            after = at + self._scale * self._rng.weibull(self._part.shape, len(at))
+            self._next[due] = after
+            again = after < end
+            due = due[0][again], due[1][again]
+        if not runs:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        return np.concatenate(runs), np.concatenate(times)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ftckpt.progress import Counter
 
 from .laws import Law
-from .ledger import TimeLedger
+from .timeline import TimeLedger
 
 if TYPE_CHECKING:
     import numpy as np

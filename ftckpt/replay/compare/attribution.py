@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
-from ftckpt.replay.record.log import Items, Log
+from ftckpt.replay.record.log import BY_KEY, RANDOM, STATE, Items, Log, component_of
 from ftckpt.reports import UNSAID
 
 from .differences import Difference, ItemDifference

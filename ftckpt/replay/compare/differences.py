@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from ftckpt.replay.record.events import BY_KEY, RANDOM
-from ftckpt.replay.record.floats import ulps, value_of
-from ftckpt.replay.record.log import Value
+from ftckpt.replay.record.log import BY_KEY, RANDOM, Value, ulps, value_of
 from ftckpt.replay.record.streams import difference_in_words, read_stream
 from ftckpt.reports import UNSAID
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftckpt.replay.record.events import BY_KEY
+from ftckpt.replay.processes import Settings
+from ftckpt.replay.record.log import BY_KEY
 from ftckpt.replay.run.folders import FailedRunError, Runs
-from ftckpt.replay.settings import Settings
 
-from .elements import look
 from .logs import Comparison
-from .verdict import Judgement, Verdict, judge
+from .verdict import Judgement, Verdict, judge, look
 
 # Number of tensors whose values are kept: the first that differ, in the order of the log.
 _TENSORS = 4

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ftckpt.replay.settings import Settings, done_marker, saves_file, stopped_marker, values_file
+from ftckpt.replay.processes import Settings, done_marker, saves_file, stopped_marker, values_file
 
 from .log import SCHEMA, StepRecord, line
 from .tensors import plain, raw_bytes

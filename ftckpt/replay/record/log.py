@@ -7,19 +7,110 @@ An event maps items to values: a tensor's name to its digest, a stream's name to
 (`streams`), a place to a float (`floats`). A line that a killed process left half written is
 allowed at the end of a file and damage anywhere else. A record marked `partial` holds the beginning
 of a step that never finished: the state after the step before.
+
+The events of a training step in causal order, and the component that each shows.
+
+The order is the order of causes: state as the step begins, then the batch, the forward pass, the
+gradients. So the first differing event is the origin, and later ones are consequences.
+
+Floats in a record: their type and their bits in hexadecimal, never rounded decimals.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftckpt.errors import CorruptError, NotFoundError
 
-from .events import ORDER
+
+class Phase(StrEnum):
+    """The part of a step that an event belongs to."""
+
+    START = "as the step begins"
+    BATCH = "when the batch is drawn"
+    FORWARD = "in the forward pass"
+    BACKWARD = "in the backward pass"
+    TOLD = "as the training tells at its end"
+    LOGGED = "in the logged numbers"
+
+
+class Event(NamedTuple):
+    """One kind of recorded event.
+
+    Attributes:
+        key: its name in a record.
+        title: for people.
+        phase: when it is recorded.
+        component: the component of the training state that it shows, a key of
+            `training_state.TABLE` if there is one; "" for a consequence of the state.
+        heavy: whether it reads whole tensors, so that it may be recorded only every n steps.
+        compared: whether its differences count for the training; otherwise `counters` checks it.
+    """
+
+    key: str
+    title: str
+    phase: Phase
+    component: str = ""
+    heavy: bool = False
+    compared: bool = True
+
+
+EVENTS: tuple[Event, ...] = (
+    Event("masters", "master weights", Phase.START, "masters", heavy=True),
+    Event("params", "model weights", Phase.START, "weights", heavy=True),
+    Event("buffers", "buffers", Phase.START, "buffers", heavy=True),
+    Event("optimizer", "optimizer state", Phase.START, "moments", heavy=True),
+    Event("ema", "averaged weights", Phase.START, "ema", heavy=True),
+    Event("grad_start", "accumulated gradients", Phase.START, "accumulated", heavy=True),
+    Event("scheduler", "learning-rate schedule", Phase.START, "scheduler"),
+    Event("lr", "learning rate", Phase.START, "scheduler"),
+    Event("scaler", "loss scaler", Phase.START, "scaler"),
+    Event("rng_start", "random streams", Phase.START),
+    Event("batch", "batch", Phase.BATCH, "data"),
+    Event("rng", "random streams before the forward pass", Phase.FORWARD),
+    Event("input", "input of the model", Phase.FORWARD, "data"),
+    Event("loss", "loss", Phase.FORWARD),
+    Event("grad_local", "gradients before their reduction", Phase.BACKWARD, heavy=True),
+    Event("grad", "gradients", Phase.BACKWARD, heavy=True),
+    Event("told", "state that the training tells", Phase.TOLD),
+    Event("metric", "logged numbers", Phase.LOGGED),
+    Event("counter", "step counters", Phase.LOGGED, "step", compared=False),
+)
+ORDER: dict[str, int] = {event.key: place for place, event in enumerate(EVENTS)}
+BY_KEY: dict[str, Event] = {event.key: event for event in EVENTS}
+STATE: frozenset[str] = frozenset(e.key for e in EVENTS if e.phase is Phase.START)
+RANDOM: frozenset[str] = frozenset({"rng_start", "rng"})
+
+# Names of random streams in a record; devices are `cuda:0`, `cuda:1`, ….
+STREAMS: dict[str, str] = {"python": "rng-python", "numpy": "rng-numpy", "torch": "rng-torch"}
+
+# State from `ftckpt.hook.step`, and its component.
+TOLD: dict[str, str] = {
+    "params": "weights",
+    "buffers": "buffers",
+    "optimizer": "moments",
+    "scheduler": "scheduler",
+    "scaler": "scaler",
+    "ema": "ema",
+    "cursor": "data",
+}
+
+
+def component_of(event: str, item: str) -> str:
+    """Return the component that a difference of `item` in `event` shows; "" for a consequence."""
+    if event in RANDOM:
+        return STREAMS.get(item, "rng-cuda")
+    if event == "told":
+        return TOLD.get(item.partition(".")[0], "")
+    return BY_KEY[event].component
+
 
 SCHEMA = "ftckpt.replay/1"
 # Facts about the process in a log's first line, beside rank and world size.
@@ -197,3 +288,43 @@ def _is_items(items: object) -> bool:
 def losses(record: StepRecord) -> Sequence[str]:
     """Return the losses of a step as written, one per backward pass."""
     return [value for value in record.events.get("loss", {}).values() if isinstance(value, str)]
+
+
+# Types whose bits are the upper half of a float32 or a type that `struct` knows.
+_FORMATS = {"float64": ("<d", "<q"), "float32": ("<f", "<i"), "float16": ("<e", "<h")}
+
+
+def written(value: float, dtype: str = "float64") -> str:
+    """Return a float as in a record: `float32 0x1.8000000000000p+1`."""
+    return f"{dtype} {float(value).hex()}"
+
+
+def value_of(text: str) -> float | None:
+    """Return the float of a record, also one in decimals; None for other text."""
+    _, _, digits = text.rpartition(" ")
+    for read in (float, float.fromhex):
+        try:
+            return read(digits)
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def ulps(first: str, second: str) -> int | None:
+    """Return the distance of two floats of one type in representable numbers; None if unknown."""
+    dtype, _, _ = first.rpartition(" ")
+    if dtype != second.rpartition(" ")[0]:
+        return None
+    a, b = value_of(first), value_of(second)
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+        return None
+    if dtype == "bfloat16":
+        return abs(_ordinal(a, "float32") - _ordinal(b, "float32")) >> 16
+    return abs(_ordinal(a, dtype) - _ordinal(b, dtype)) if dtype in _FORMATS else None
+
+
+def _ordinal(value: float, dtype: str) -> int:
+    """Return the rank of a float among all floats of its type, by value."""
+    real, whole = _FORMATS[dtype]
+    bits = int(struct.unpack(whole, struct.pack(real, value))[0])
+    return bits if bits >= 0 else -(bits & ((1 << (8 * struct.calcsize(whole) - 1)) - 1))

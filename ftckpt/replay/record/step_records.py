@@ -21,13 +21,12 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-from ftckpt.replay.settings import Settings
+from ftckpt.replay.processes import Settings
 
 from . import counters
-from . import read_state as readings
-from .events import TOLD
+from . import training as readings
 from .journal import Journal
-from .log import ENDED, StepRecord
+from .log import ENDED, TOLD, StepRecord
 from .training import Training
 
 Method = TypeVar("Method", bound=Callable[..., None])

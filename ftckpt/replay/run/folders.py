@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftckpt.findings import counted
-from ftckpt.replay.processes import can_make_read_only
+from ftckpt.replay.processes import Settings, can_make_read_only
 from ftckpt.replay.record.log import Log, read_log
-from ftckpt.replay.settings import Settings
 from ftckpt.storage.local.atomic import write_over
 
 from .copies import RunCopy, changed, copy_checkpoint, fingerprint, remove_copy

@@ -20,8 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ftckpt.errors import NotFoundError
-from ftckpt.replay.processes import bound, end_run
-from ftckpt.replay.settings import PREFIX, Settings, done_marker, stopped_marker
+from ftckpt.replay.processes import PREFIX, Settings, bound, done_marker, end_run, stopped_marker
 
 # Set unless the user has set them, the same for every run; the answer reports them.
 PINNED: dict[str, str] = {

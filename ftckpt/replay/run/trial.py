@@ -19,16 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UsageError
-from ftckpt.replay.compare.logs import compare
+from ftckpt.replay.compare.logs import compare, idle_streams
 from ftckpt.replay.compare.narrow import look_closer
-from ftckpt.replay.compare.unused_rng import idle_streams
 from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
 from ftckpt.replay.processes import end_left
 from ftckpt.replay.record.log import Log, read_log
 from ftckpt.reports import INLINE, UNSAID
 from ftckpt.storage.local.atomic import write_over
-from ftckpt.storage.local.claim import claim
-from ftckpt.storage.local.oserror import translate
+from ftckpt.storage.local.oserror import claim, translate
 
 from .copies import RunCopy, fingerprint, remove_copy, require_room
 from .folders import COPY, FailedRunError, Runs, Saved

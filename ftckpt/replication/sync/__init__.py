@@ -24,7 +24,7 @@ from ftckpt.replication.copy import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.apply.check import surveyed
-from ftckpt.retention.locks.claim import leased
+from ftckpt.retention.locks.remote import leased
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.entries import EntryClass
@@ -34,8 +34,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate
 
-from .lock import locked
-from .missing import DestinationTier, chosen, dropped_from, name_in, opened
+from .missing import DestinationTier, chosen, dropped_from, locked, name_in, opened
 
 # One checkpoint fails of these, and the next may be shipped all the same.
 # What is not shipped, and the code that says so.

@@ -4,32 +4,35 @@ What the tier holds is never believed by its name: the copy must be finished and
 its manifest lists, and be of the very bytes of the source. The latter is known from the source's
 own manifest, or from the record that was left with the copy: the listing (names, sizes, times,
 versions) that it was made of. Where neither says so, the source is read and compared.
+
+Keep a second sync away from a tier.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.roots import Root, read_again
-from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError
+from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.manifest import Manifest, ThinnedFrom
-from ftckpt.manifest.locate import find
-from ftckpt.manifest.thinned import thinned_from
+from ftckpt.manifest.locate import find, thinned_from
 from ftckpt.own_files import weights_of
 from ftckpt.replication.existing_destination import require_same, written_since
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
+from ftckpt.retention.locks.local import lock_beside
+from ftckpt.retention.locks.remote import RemoteLock, beating
 from ftckpt.retention.policy import Policy, rules
 from ftckpt.retention.records import log
-from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_entry
-from ftckpt.retention.scan.entry import ScannedEntry
+from ftckpt.retention.scan.entry import ScannedEntry, fingerprint_of, identity_of, list_entry
 from ftckpt.storage import StoreOptions
+from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind, join, relative
 from ftckpt.transfer.places import staging_name
@@ -334,3 +337,51 @@ def dropped_from(tier: Root) -> Mapping[str, float]:
 
 def _texts(values: Iterable[object]) -> Sequence[str]:
     return [value for value in values if isinstance(value, str)]
+
+
+FOLDER, FILE = "sync-lock", "sync.lock"
+
+
+@contextmanager
+def locked(tier: Root, actor: str, unlocked: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold a tier for one sync, and yield what must be called before each copy.
+
+    A store that cannot keep a second writer away is used without a lock: copies are whole all the
+    same, because none overwrites what stands there.
+
+    Args:
+        tier: where checkpoints are shipped to.
+        actor: who; a second sync is told.
+        unlocked: called with the reason when no lock is possible.
+
+    Raises:
+        RefusedError: another sync holds it; when the yielded function is called, it was lost.
+        UnsafeError: a link stands where the tier's own files belong.
+    """
+    with ExitStack() as held:
+        check = _unchecked
+        try:
+            check = _lock(tier, actor, held)
+        except UnsupportedError as error:
+            unlocked(error.message)
+        yield check
+
+
+def _unchecked() -> None:
+    """Return: a lock of the system ends with the process, and is never lost before."""
+
+
+def _lock(tier: Root, actor: str, held: ExitStack) -> Callable[[], None]:
+    path = tier.store.local_path(tier.base)
+    if path is None:
+        lock = RemoteLock(tier, actor, folder=FOLDER, work="sync")
+        lock.acquire()
+        held.callback(lock.release)
+        return held.enter_context(beating(lock.check))
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held.callback(os.close, folder)
+        held.enter_context(lock_beside(folder, tier.url, actor, name=FILE, work="sync"))
+    except OSError as error:
+        raise translate(error, tier.url, "lock") from error
+    return _unchecked

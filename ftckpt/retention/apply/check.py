@@ -1,13 +1,20 @@
-"""Check the structure of what a plan keeps: only whole checkpoints count as kept."""
+"""Check the structure of what a plan keeps: only whole checkpoints count as kept.
+
+Read the content of what a plan keeps: one survivor must have passed before anything goes.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
+from ftckpt.discovery.checks import Keeper, verdict_of
 from ftckpt.discovery.fewer_files import lacking_when_open
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered, standing
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
     CorruptError,
@@ -19,21 +26,19 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.manifest.locate import read
-from ftckpt.manifest.thinned import is_thinned
+from ftckpt.manifest.locate import is_thinned, read
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.progress import NULL
 from ftckpt.retention.policy import GRACE, Policy
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.scan.check_cache import Passed
-from ftckpt.retention.scan.classify import GUESS
-from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.entries import EntryClass, ScanDepth
-from ftckpt.retention.scan.entry import ScannedEntry
-from ftckpt.retention.scan.inside import with_run
-from ftckpt.retention.scan.links import with_needs
+from ftckpt.retention.scan.classify import GUESS, with_run
+from ftckpt.retention.scan.entries import EntryClass, RootEntry, ScanDepth
+from ftckpt.retention.scan.entry import ScannedEntry, list_entry, sum_up, with_needs
+from ftckpt.retention.scan.read import judged_as
 from ftckpt.storage.store import EntryKind
-from ftckpt.verification import check_structure
+from ftckpt.verification import Level, VerifyOptions, check_structure, failed, verify
+from ftckpt.workers import ALONE, Work
 
 _HEAD = 4096
 # Something unsafe in it, and nothing of it is proven damage.
@@ -237,3 +242,71 @@ def _is_verified(found: ScannedEntry) -> bool:
     except (NotFoundError, CorruptError, UnsafeError, UnsupportedError):
         return False
     return any(c.level in _CONTENT and c.evidence != "none" for c in manifest.checks)
+
+
+# Without evidence, the deepest check is of the numbers themselves.
+_BY_EVIDENCE, _BY_VALUES = VerifyOptions(Level.CONTENT), VerifyOptions(Level.VALUES)
+_ABOUT_IT = (CorruptError, IncompleteError, UnsafeError, UnsupportedError)
+
+
+class ContentCheck:
+    """Reads survivors, keeps the verdicts in the ledgers of their roots, and remembers them itself.
+
+    A full disk keeps no ledger, and gc is needed most then.
+
+    Attributes:
+        asked: whether a plan was made with it, so that what that keeps has been read.
+    """
+
+    def __init__(self, work: Work = ALONE) -> None:
+        self.asked = False
+        self._work = work
+        self._known: dict[str, ScannedEntry] = {}
+
+    def __call__(self, found: ScannedEntry) -> ScannedEntry:
+        """Return an entry with the verdict on its content; one that fails does not survive.
+
+        Raises:
+            UnavailableError, DeniedError, NoResourceError: it could not be read.
+        """
+        known = self._known.get(found.entry.name)
+        if known is None or not _is_same(known.entry, found.entry):
+            known = self._known[found.entry.name] = self._read(found)
+        return found.now(
+            verdict=known.entry.verdict, entry_class=known.entry.entry_class, why=known.entry.why,
+            looked=known.entry.looked,
+        )  # fmt: skip
+
+    def _read(self, found: ScannedEntry) -> ScannedEntry:
+        known = self._standing(found)
+        by_values = known.good is not None and known.good.verdict.level == "values"
+        level = ScanDepth.VALUES if by_values else ScanDepth.CONTENT
+        return judged_as(found.now(looked=level), known)
+
+    def _standing(self, found: ScannedEntry) -> ContentStanding:
+        assert found.child is not None
+        root, part = found.root, found.child.part
+        keeper = Keeper(Ledger(root.store, root.base), _BY_EVIDENCE)
+        place = CheckedPlace(root.store, part)
+        before = keeper.begin(place)
+        try:
+            checkpoint = open_part(root.store, part)
+            report = verify(checkpoint, _BY_EVIDENCE, work=self._work)
+            if report.code is ExitCode.UNVERIFIED:
+                keeper = replace(keeper, options=_BY_VALUES)
+                report = verify(checkpoint, _BY_VALUES, work=self._work)
+        except NotFoundError:
+            return ContentStanding()
+        except _ABOUT_IT as error:
+            report = failed(error)
+        keeper.end(place, before, report)
+        made = verdict_of(report, keeper.options, keeper.ledger.name(place.place), before)
+        if made is None:
+            return ContentStanding()
+        return standing([Remembered(made, "", own=True)], before, time.time())
+
+
+def _is_same(known: RootEntry, now: RootEntry) -> bool:
+    then, here = known.contents, now.contents
+    same = then is not None and here is not None and then.fingerprint == here.fingerprint
+    return same and now.entry_class is EntryClass.COMMITTED

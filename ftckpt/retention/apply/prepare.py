@@ -21,20 +21,24 @@ from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnavailableEr
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.floors import unproven, unproven_floor
+from ftckpt.retention.policy.decide import decide, unproven, unproven_floor
 from ftckpt.retention.policy.metrics import best_in, best_of
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
-from ftckpt.retention.scan.contents import count_names
 from ftckpt.retention.scan.entries import EntryClass, RootEntry, ScanDepth
-from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
-from ftckpt.retention.scan.leftovers import dead_plan_notes
+from ftckpt.retention.scan.entry import (
+    Bases,
+    Run,
+    ScannedEntry,
+    ScanOptions,
+    count_names,
+    recorded_bases,
+)
+from ftckpt.retention.scan.leftovers import dead_plan_notes, upload_notes
 from ftckpt.retention.scan.read import read_entries
-from ftckpt.retention.scan.uploads import upload_notes
 from ftckpt.storage.store import join, relative
 
 from .check import checked, first_verified, step_by_content, surveyed

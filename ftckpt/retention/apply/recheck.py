@@ -19,11 +19,10 @@ from ftckpt.own_files import FOLDER, is_own
 from ftckpt.retention.scan.classify import classify
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import ScannedEntry, ScanOptions
-from ftckpt.retention.scan.evidence import EntryHolds
-from ftckpt.retention.scan.read import of_no_checkpoint
+from ftckpt.retention.scan.read import EntryHolds, of_no_checkpoint
 from ftckpt.retention.trash import BESIDE
 from ftckpt.storage.local.oserror import translate, twice
-from ftckpt.storage.overlay import OverlayStore
+from ftckpt.storage.readonly import OverlayStore
 from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
 
 # Entries of these classes stay so until somebody changes them.

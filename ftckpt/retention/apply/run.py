@@ -16,13 +16,16 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.records import log, pins, tags
-from ftckpt.retention.scan.contents import (
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.scan.entry import (
+    Bases,
+    ScannedEntry,
+    ScanOptions,
     fingerprint_but_targets,
     fingerprint_of,
     list_entry,
+    recorded_bases,
 )
-from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
 from ftckpt.retention.trash import Trash, Trashed
 from ftckpt.retention.trash.open import open_trash

@@ -18,18 +18,25 @@ from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, RefusedError, error_of
 from ftckpt.findings import Finding, Severity, counted
 from ftckpt.manifest import Manifest, ThinnedFrom
-from ftckpt.manifest.thinned import thinned_manifest
+from ftckpt.manifest.locate import thinned_manifest
 from ftckpt.own_files import WEIGHTS
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
-from ftckpt.retention.locks.claim import leased
 from ftckpt.retention.locks.hold import hold, require_clock
+from ftckpt.retention.locks.remote import leased
 from ftckpt.retention.policy.plan import Decision, Reason, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
-from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_entry
 from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
+from ftckpt.retention.scan.entry import (
+    Bases,
+    ScannedEntry,
+    ScanOptions,
+    fingerprint_of,
+    identity_of,
+    list_entry,
+    recorded_bases,
+)
 from ftckpt.retention.scan.staleness import is_same
 from ftckpt.retention.trash import Trash
 from ftckpt.storage.source import Source

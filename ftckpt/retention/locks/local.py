@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from ftckpt.errors import DeniedError, NoResourceError, RefusedError, UnsafeError, UnsupportedError
 from ftckpt.own_files import FOLDER
-from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.folders import opened
-from ftckpt.storage.local.oserror import twice
+from ftckpt.storage.local.oserror import claim, twice
 from ftckpt.storage.local.ownership import belongs_to, open_or_make
 
 NAME = "gc.lock"

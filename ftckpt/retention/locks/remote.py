@@ -10,6 +10,8 @@ A holder that was paused for longer than the lease finds another number there, o
 A store that lets a second writer have the same number cannot exclude anybody and is refused. One
 that refuses the second but lets several win a race (OpenStack Swift) is safe: the last of them
 stands, and the others find its token before they change anything.
+
+Claim an entry of a root for as long as a body of code works with it.
 """
 
 from __future__ import annotations
@@ -17,17 +19,28 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import CorruptError, ExistsError, NotFoundError, RefusedError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
 from ftckpt.own_files import TEMPORARY, is_leftover
 from ftckpt.retention.records import own_folder
+from ftckpt.retention.scan.entries import Lease
 from ftckpt.storage.store import Entry
 from ftckpt.strict_json import decode
 
+from . import leases
 from .leases import LONGEST
 
 FOLDER = "lock"
@@ -224,3 +237,64 @@ class RemoteLock:
             f"another {self._work} is at work on {self._root.url}{who}",
             hint=f"wait for it{waiting}",
         )
+
+
+# A lease is prolonged when a third of it has passed, so that two late beats do not lose it.
+_BEAT = LEASE / 4
+
+
+@contextmanager
+def leased(
+    root: Root, entry: str, holder: str, now: Callable[[], float] = time.time
+) -> Iterator[None]:
+    """Claim an entry, so that gc leaves it alone meanwhile.
+
+    A root that may not be written goes without: what gc takes away meanwhile is named then.
+    """
+
+    def take() -> None:
+        leases.take(root, entry, holder=holder, now=now())
+
+    try:
+        take()
+    except FtckptError:
+        yield
+        return
+    try:
+        with beating(take):
+            yield
+    finally:
+        with suppress(FtckptError):
+            leases.release(root, Lease(entry, holder, 0.0))
+
+
+@contextmanager
+def beating(beat: Callable[[], None], seconds: float = _BEAT) -> Iterator[Callable[[], None]]:
+    """Call `beat` now and then while the body runs; yield what raises the failure of one.
+
+    Args:
+        beat: may raise FtckptError, and is not called again then.
+        seconds: between two calls.
+    """
+    failed: list[FtckptError] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        while not failed and not ended.wait(seconds):
+            try:
+                beat()
+            except FtckptError as error:
+                failed.append(error)
+
+    def check() -> None:
+        if failed:
+            raise failed[0]
+        beat()
+
+    thread = threading.Thread(target=run, name="ftckpt-lease", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        ended.set()
+        thread.join()

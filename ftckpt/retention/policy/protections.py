@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery import series
-from ftckpt.discovery.averages import averages_among
+from ftckpt.discovery.counts import averages_among
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry

@@ -1,41 +1,176 @@
-"""Classify one name of a root, as far as names and times allow."""
+"""Classify one name of a root, as far as names and times allow.
+
+Another run inside an entry: gc drops whole directories, and would drop that too.
+
+`OUT=$CKPT/sft` is a common line in scripts. What lies inside has pins, rules and a log of its own,
+which the plan of this root does not read. Parts of one checkpoint have names of steps as well
+(DeepSpeed's tags, roots of Megatron below a model's name), and an entry that stays for nothing
+fills the disk: one step alone counts only where a checkpoint lies in a checkpoint that does not
+know its files.
+
+Find the file that commits a checkpoint; without it the format ignores the rest.
+
+Tries the format on a listing that lacks one name, so no second list of names is needed. A marker is
+a small file, and among those that were written last.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.counts import counts_in
 from ftckpt.discovery.dropped import Tomb
-from ftckpt.discovery.listing import listing_of_directory, listing_of_file
+from ftckpt.discovery.listing import listing_of_directory, listing_of_file, open_part, recognise_at
 from ftckpt.discovery.lone_manifests import alone, alone_of
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.pointers import FILES
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.discovery.series import roles_in
 from ftckpt.discovery.small_files import tell_names
-from ftckpt.discovery.step_names import finished_name
+from ftckpt.discovery.step_names import finished_name, step_in_name, worded_step
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
     IncompleteError,
+    NotFoundError,
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.manifest.thinned import thinned_from
-from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, is_leftover, is_own, weights_of
+from ftckpt.manifest.locate import thinned_from
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX, TRANSFER, is_leftover, is_own, weights_of
 from ftckpt.retention.policy import GRACE
-from ftckpt.retention.policy.metrics import metric_of
-from ftckpt.retention.policy.times import time_of_files, time_of_listing
+from ftckpt.retention.policy.metrics import metric_of, time_of_files, time_of_listing
+from ftckpt.storage.readonly import ListedStore
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .contents import list_entry, sum_up
 from .entries import SHARED, EntryClass, EntryContents, RootEntry, ScanDepth
-from .entry import ScannedEntry, ScanOptions
-from .inside import with_run
-from .links import with_needs
-from .uploads import announced_at, is_sent_to
+from .entry import ScannedEntry, ScanOptions, list_entry, sum_up, with_needs
+from .leftovers import announced_at, is_sent_to
+
+# What ftckpt keeps in a root alone, never in a checkpoint.
+_OF_ROOTS = frozenset({"root.json", "pins", "tags", "leases"})
+# Converters that know no step write `step_5/policy/weights/iter_0000000`.
+_OF_PARTS = (0, 1)
+# A tag of DeepSpeed in a checkpoint of a trainer: the two count differently.
+_TAG = "global_step"
+
+
+class Suspects(NamedTuple):
+    """What lies inside an entry and has the name of a step.
+
+    Attributes:
+        root: the path of what has pins, tags or the like of its own; "" without one.
+        several: paths of steps beside each other, but that of the entry's own step.
+        alone: paths of other steps that have none beside them.
+    """
+
+    root: str
+    several: Sequence[str] = ()
+    alone: Sequence[str] = ()
+
+
+def with_run(found: ScannedEntry, files: Iterable[Entry]) -> ScannedEntry:
+    """Return an entry that gc may drop with what lies in it of another run.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be read.
+    """
+    contents = found.entry.contents
+    if contents is None or found.entry.entry_class in (EntryClass.FOREIGN, EntryClass.TRASH):
+        return found
+    run = run_inside(found, files)
+    return found.now(contents=replace(contents, run=run)) if run else found
+
+
+def run_inside(found: ScannedEntry, files: Iterable[Entry]) -> str:
+    """Return the path of a checkpoint or root of another run inside an entry; "" if none shows.
+
+    Args:
+        found: the entry.
+        files: all of its files.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be read.
+    """
+    if found.place.kind is not EntryKind.DIRECTORY:
+        return ""
+    suspects = suspects_in((file.path for file in files), found.place.path)
+    if suspects.root:
+        return suspects.root
+    several = list(_checkpoints(found, suspects.several))
+    alone = list(_checkpoints(found, suspects.alone)) if found.child is not None else []
+    if not several and not alone:
+        return ""
+    members = _members(found)
+    if members is None:  # nothing tells whose they are
+        alone = []
+    for path in (*several, *alone):
+        if not any(member.startswith(path + "/") for member in members or ()):
+            return path
+    return ""
+
+
+def suspects_in(paths: Iterable[str], base: str) -> Suspects:
+    """Return what the names of an entry's files show.
+
+    Args:
+        paths: of the files.
+        base: of the entry.
+    """
+    own = step_in_name(base.rpartition("/")[2])
+    below: dict[str, dict[int, str]] = defaultdict(dict)
+    pointed = False
+    for path in paths:
+        folders = path[len(base) + 1 :].split("/")
+        name = folders.pop()
+        pointed |= not folders and name in FILES
+        for place, folder in enumerate(folders):
+            if folder == FOLDER:
+                if (*folders[place + 1 :], name)[0] in _OF_ROOTS:
+                    return Suspects("/".join([base, *folders[:place]]))
+                break
+            step = worded_step(folder)
+            if step is not None:
+                above = "/".join(folders[:place])
+                below[above].setdefault(step, "/".join([base, *folders[: place + 1]]))
+    several: list[str] = []
+    alone: list[str] = []
+    for above, steps in below.items():
+        others = [path for step, path in sorted(steps.items()) if step != own]
+        if len(steps) > 1:
+            several += others
+            continue
+        part = own is None or next(iter(steps)) in _OF_PARTS
+        tag = not above and (pointed or any(p.startswith(f"{base}/{_TAG}") for p in others))
+        if not part and not tag:
+            alone += others
+    return Suspects("", several, alone)
+
+
+def _checkpoints(found: ScannedEntry, paths: Iterable[str]) -> Iterator[str]:
+    """Yield those of some directories that a format knows; `samples/step_100` is none."""
+    for path in paths:
+        with suppress(NotFoundError):
+            if found.root.ask(Entry(path, 0, None, EntryKind.DIRECTORY)) is not None:
+                yield path
+
+
+def _members(found: ScannedEntry) -> list[str] | None:
+    """Return the paths of the files of an entry's checkpoint; None if nothing shows them."""
+    if found.child is None:
+        return None
+    try:
+        members = open_part(found.root.store, found.child.part).members()
+        return [f"{found.place.path}/{name}" for name in members]
+    except (CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
+        return None
+
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
@@ -234,7 +369,7 @@ class _Candidate:
         try:
             return is_sent_to(self.root.store, self.place.path, self.how.now)
         except (DeniedError, UnsupportedError):
-            from ftckpt.transfer.staging.joint import UPLOAD  # most runs need none of it
+            from ftckpt.transfer.staging.object import UPLOAD  # most runs need none of it
 
             start = own.removesuffix(".json") + "/"
             return any(p.startswith(start) and p.endswith(UPLOAD) for p in paths)
@@ -275,7 +410,7 @@ class _Candidate:
             return listing_of_file(self.root.store, self.place)
         store = self.root.store
         if self.files is not None:
-            from ftckpt.storage.listed import ListedStore
+            from ftckpt.storage.readonly import ListedStore
 
             store = ListedStore(store, self.files)
             tell_names(self.root, self.candidate, store)
@@ -294,3 +429,43 @@ class _Candidate:
 def _in_transfer(listing: Listing) -> bool:
     own, _, name = TRANSFER.partition("/")
     return own in listing.directories and name in listing.inside(own).files
+
+
+# The metadata of a checkpoint of a hundred thousand tensors.
+LARGEST = 64 << 20
+# Number of last written files to try.
+_TRIES = 32
+# If a checkpoint lies beside a trainer's other files, its marker is one level deeper.
+_DEPTH = 2
+
+
+def marker_of(store: Store, part: UnopenedPart, files: Sequence[Entry]) -> Entry | None:
+    """Return the file that commits a checkpoint; None if no single small file does.
+
+    `files` holds at least all files of the checkpoint.
+
+    Raises:
+        UnavailableError, DeniedError: a header could not be read.
+    """
+    if (
+        part.entry.kind is not EntryKind.DIRECTORY
+        or part.recognition.commit is not CommitState.COMMITTED
+    ):
+        return None
+    inside = [file for file in files if file.path.startswith(part.entry.path + "/")]
+    return next((f for f in _likely(part, inside) if _commits(store, part, f, inside)), None)
+
+
+def _likely(part: UnopenedPart, inside: Sequence[Entry]) -> list[Entry]:
+    skip = len(part.entry.path) + 1
+    near = [f for f in inside if f.size <= LARGEST and f.path[skip:].count("/") < _DEPTH]
+    return sorted(near, key=lambda f: (-(f.mtime or 0.0), f.size, f.path))[:_TRIES]
+
+
+def _commits(store: Store, part: UnopenedPart, file: Entry, inside: Sequence[Entry]) -> bool:
+    rest = ListedStore(store, [other for other in inside if other.path != file.path])
+    try:
+        left = recognise_at(rest, part.entry, [part.format])
+    except NotFoundError:  # nothing else lies there
+        return True
+    return left is None or left.recognition.commit is CommitState.UNCOMMITTED

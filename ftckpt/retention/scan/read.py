@@ -3,35 +3,121 @@
 Opens headers only if a name shows no step, or if a save looks abandoned; `apply.check` opens what a
 plan keeps. A local directory is listed by its names once; an object store, where one listing shows
 everything, is walked once.
+
+Find what protects the entries of a root: pointers, pins, leases and tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger
 from ftckpt.discovery.lone_manifests import alone_of
-from ftckpt.discovery.looked import Looked
 from ftckpt.discovery.roots import Candidate, Root, concurrently
-from ftckpt.discovery.siblings import with_steps
+from ftckpt.discovery.siblings import Looked, with_steps
 from ftckpt.discovery.step_names import step_in_name
-from ftckpt.errors import ExitCode, NotFoundError
-from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own
+from ftckpt.errors import ExitCode, NotFoundError, UnavailableError, UnsafeError, UnsupportedError
+from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own, weights_of
 from ftckpt.progress import NULL, Counter
+from ftckpt.retention.locks import leases
 from ftckpt.retention.policy import GRACE
-from ftckpt.retention.records import own_folder
+from ftckpt.retention.records import own_folder, pins, tags
 from ftckpt.retention.trash import BESIDE, parse_trash_name
 from ftckpt.retention.trash import FOLDER as TRASH
 from ftckpt.storage.store import Entry, join, relative
 
 from .classify import classify
-from .contents import sum_up
-from .entries import EntryClass, EntryVerdict, RootEntry
-from .entry import ScannedEntry, ScanOptions
-from .evidence import EntryHolds
+from .entries import EntryClass, EntryVerdict, Lease, Pin, RootEntry
+from .entry import ScannedEntry, ScanOptions, sum_up, with_needs
 from .leftovers import WHY as LEFT
-from .links import with_needs
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHolds:
+    """What holds the entries of one root, by entry name."""
+
+    pointers: Mapping[str, Sequence[str]]
+    pins: Mapping[str, Sequence[Pin]]
+    leases: Mapping[str, Sequence[Lease]]
+    tags: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, root: Root, now: float, entry: str | None = None) -> EntryHolds:
+        """Read what holds the entries of a root, or one entry; pointers as the root was read.
+
+        Raises:
+            UnavailableError, DeniedError: something could not be read.
+            UnsafeError: the root's `.ftckpt` is a link.
+        """
+        pinned: dict[str, list[Pin]] = defaultdict(list)
+        leased: dict[str, list[Lease]] = defaultdict(list)
+        tagged: dict[str, tuple[str, ...]] = {}
+        # What was asked of a checkpoint before gc thinned it holds for its weights.
+        for name in (None,) if entry is None else (entry, *filter(None, [weights_of(entry)])):
+            for pin in pins.pins(root, name):
+                pinned[pin.entry].append(pin)
+            for lease in leases.live(root, now, name):
+                leased[lease.entry].append(lease)
+            tagged |= {one: tuple(said) for one, said in tags.tags(root, name).items()}
+        return cls(_pointed(root), pinned, leased, tagged)
+
+    def added_to(self, found: ScannedEntry) -> ScannedEntry:
+        """Return an entry with its present holds instead of its former ones."""
+        base = found.root.base
+        name = found.place.path.removeprefix(f"{base}/" if base else "")
+        was = weights_of(name)
+        tagged = dict.fromkeys((*self.tags.get(name, ()), *self.tags.get(was, ())))
+        return found.now(
+            pointers=tuple(self.pointers.get(name, ())),
+            pins=(*self.pins.get(name, ()), *self.pins.get(was, ())),
+            leases=tuple(self.leases.get(name, ())),
+            tags=tuple(tagged),
+        )
+
+
+def _pointed(root: Root) -> dict[str, list[str]]:
+    """Return the pointers to each candidate.
+
+    A name means the candidate with that name. A step means every candidate of that step except
+    those whose names mark them as unfinished.
+
+    Raises:
+        UnavailableError: a pointer's target exists, and no listing shows it.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for pointer in root.pointers:
+        for candidate in root.candidates:
+            if pointer.means_step:
+                meant = candidate.step == pointer.step and not candidate.staging
+            else:
+                meant = candidate.path == pointer.target
+            if meant:
+                found[candidate.path].append(pointer.name)
+        if pointer.target is None:
+            _require_listed(root, pointer.says.rstrip("/").rpartition("/")[2])
+    return found
+
+
+def _require_listed(root: Root, name: str) -> None:
+    """Refuse a listing that lacks an existing name, unless that is new."""
+    if not name or name in root.foreign:
+        return
+    path = join(root.base, name)
+    try:
+        root.store.stat(path)
+    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: not the name of a file
+        return
+    if any(entry.path == path for entry in root.store.children(root.base)):
+        return
+    raise UnavailableError(
+        f"the listing of {root.url} does not show {name}, which is there",
+        hint="the listing is behind: try again",
+        file=name,
+    )
+
 
 # What a verdict of the ledger is about.
 _WHOLE = (EntryClass.COMMITTED, EntryClass.CORRUPT)

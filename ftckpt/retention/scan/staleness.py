@@ -13,7 +13,7 @@ from ftckpt.errors import RefusedError
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.apply.prepare import Check, Prepared, prepare
-from ftckpt.retention.policy.floors import broken_floors, unproven, unproven_floor
+from ftckpt.retention.policy.decide import broken_floors, unproven, unproven_floor
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log

@@ -35,9 +35,8 @@ from ftckpt.errors import (
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.policy.plan import Decision
-from ftckpt.retention.scan.contents import fingerprint_of, list_entry
-from ftckpt.retention.scan.entry import ScannedEntry
-from ftckpt.retention.scan.markers import marker_of
+from ftckpt.retention.scan.classify import marker_of
+from ftckpt.retention.scan.entry import ScannedEntry, fingerprint_of, list_entry
 from ftckpt.retention.trash import Erased, Trashed, parse_trash_name, trash_name
 from ftckpt.storage.store import Entry, EntryKind, join, relative
 

@@ -7,7 +7,7 @@ import os
 from ftckpt.errors import UnavailableError
 from ftckpt.storage.store import Upload
 
-from . import writeback
+from . import pagecache
 from .atomic import make_directories, sync_directory
 from .oserror import translate
 from .ownership import open_or_make
@@ -60,7 +60,7 @@ class LocalUpload(Upload):
                 done = os.pwrite(file.number, part, at)
                 rest, at = rest[done:], at + done
             if not self._at_once:
-                writeback.begin(file.number, offset, at - offset)
+                pagecache.begin(file.number, offset, at - offset)
         except OSError as error:
             raise translate(error, self._path, "write", self._key) from error
 

@@ -3,26 +3,266 @@
 s3fs gives the session (profiles, environment, refreshing credentials) and the event loop. Requests
 use its aiobotocore client, because s3fs' own calls hide statuses (a failed condition is EINVAL),
 retry without limits of ours, and cache listings.
+
+The bodies of parts: sent from memory without a copy, checked against a digest.
+
+The signature of a request covers the SHA-256 of its body, and a service that compares the two
+refuses a body that was damaged in transit. Most do; some that imitate S3 check neither. So ftckpt
+probes the service with a deliberately damaged part. If it accepts that, the MD5 of every part is
+compared with what it reports as stored: twice the work, and the only evidence then.
+
+Map an S3 service's refusals: retry, or one of our errors.
+
+Sources: the error code tables of the S3 API reference, and the answers of Ceph, Swift, MinIO and
+rclone in the same situations.
+
+Bucket and key of one S3 object.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ftckpt.errors import UnavailableError
+from ftckpt.errors import (
+    DeniedError,
+    FtckptError,
+    NoResourceError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.retry import Backoff
 
-from .body import PartBody, unless_stalled
-from .errors import is_transient, translate
 from .fast_reads import FastReads
 
 T = TypeVar("T")
+
+
+class PartBody(io.BytesIO):
+    """A view as the file that botocore hashes and aiohttp sends; one for each attempt.
+
+    aiohttp sends a BytesIO from the event loop and any other file through a thread, but copies the
+    content of a real one to learn its length. The view must not change until the answer.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view = view
+        self._at = 0
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """Return a view of the next `size` bytes; of all that is left by default."""
+        end = len(self._view) if size is None or size < 0 else self._at + size
+        part = self._view[self._at : end]
+        self._at += len(part)
+        return part
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        return self._at
+
+    def getbuffer(self) -> memoryview:
+        """Return the bytes."""
+        return self._view[:]
+
+
+class Damaged(PartBody):
+    """A body with one byte that differs between hashing and sending."""
+
+    def __init__(self) -> None:
+        super().__init__(memoryview(b"0"))
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """Return bytes that do not match the digest."""
+        part = super().read(size)
+        if not part:
+            self._view = memoryview(b"1")
+        return part
+
+
+async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -> T:
+    """Await the answer to a request while its body is being sent.
+
+    aiohttp counts seconds without a byte only after the end of the body: it would wait forever for
+    a service that stops reading but holds the connection.
+
+    Args:
+        answer: of the service.
+        body: of the request; nothing else reads it.
+        seconds: maximum time without progress in the body.
+
+    Raises:
+        TimeoutError: no progress and no answer for that long.
+    """
+    asked = asyncio.ensure_future(answer)
+    quiet = 0
+    try:
+        while True:
+            before = body.tell()
+            await asyncio.wait([asked], timeout=seconds)
+            if asked.done():
+                return asked.result()
+            quiet = quiet + 1 if body.tell() == before else 0
+            # aiohttp holds the last bytes, and then applies that timeout itself.
+            if quiet > (before == len(body.getbuffer())):
+                raise TimeoutError(f"no more than {before:,} bytes were taken in {seconds:g} s")
+    finally:
+        asked.cancel()
+
+
+# The body does not match its digest; another attempt may.
+DAMAGED = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
+_TRANSIENT = DAMAGED | frozenset(
+    {
+        "SlowDown",
+        "ServiceUnavailable",
+        "InternalError",
+        "RequestTimeout",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",
+        "OperationAborted",
+    }
+)
+_CREDENTIALS = frozenset(
+    {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "AuthFailure"}
+)
+_FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "AccountProblem"})
+_REDIRECT = frozenset(
+    {
+        "PermanentRedirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "TemporaryRedirect",
+    }
+)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of a botocore ClientError, 0 for anything else."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def code_of(error: BaseException) -> str:
+    """Return the S3 error code of a botocore ClientError, "" for anything else."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether another attempt can help."""
+    import aiohttp
+    from botocore import exceptions as boto
+
+    if isinstance(error, boto.ClientError):
+        status = status_of(error)
+        if status in (501, 507):
+            return False
+        return status >= 500 or status in (408, 429) or code_of(error) in _TRANSIENT
+    if isinstance(error, (boto.SSLError, boto.InvalidProxiesConfigError)):
+        return False
+    return isinstance(
+        error,
+        (
+            boto.HTTPClientError,
+            boto.ConnectionError,
+            boto.IncompleteReadError,
+            aiohttp.ClientError,
+            asyncio.TimeoutError,
+            ConnectionError,
+        ),
+    )
+
+
+def translate(error: Exception, url: str, file: str, doing: str) -> FtckptError:
+    """Return the ftckpt error for a failed request.
+
+    Args:
+        error: raised by aiobotocore.
+        url: the object, prefix or bucket as the user would type it.
+        file: its key in the store.
+        doing: the action, as in "cannot <doing> <url>".
+    """
+    from botocore import exceptions as boto
+
+    if isinstance(error, FtckptError):
+        return error
+    # botocore's own retry count is always 0: we retry.
+    said = str(error).replace(" (reached max retries: 0)", "") or type(error).__name__
+    message = f"cannot {doing} {url}: {said}"
+    if isinstance(error, boto.ClientError):
+        return _translate_status(error, message, url, file)
+    if isinstance(error, boto.ProfileNotFound):
+        return UsageError(message, hint="aws configure list-profiles says which there are")
+    if isinstance(error, boto.ParamValidationError):
+        return UsageError(message)
+    if isinstance(error, boto.SSLError):
+        hint = "is the endpoint https:// or http://, and its certificate known (AWS_CA_BUNDLE)?"
+        return UnavailableError(message, hint=hint, file=file)
+    if isinstance(
+        error,
+        (
+            boto.NoCredentialsError,
+            boto.PartialCredentialsError,
+            boto.CredentialRetrievalError,
+            boto.TokenRetrievalError,
+            boto.UnauthorizedSSOTokenError,
+        ),
+    ):
+        return DeniedError(message, hint="set AWS_PROFILE or AWS_ACCESS_KEY_ID", file=file)
+    if isinstance(error, (boto.NoRegionError, ValueError)):
+        return UsageError(message, hint="check the endpoint and the region")
+    return UnavailableError(message, file=file)
+
+
+def _translate_status(error: Exception, message: str, url: str, file: str) -> FtckptError:
+    status, code = status_of(error), code_of(error)
+    if code == "InvalidObjectState":
+        return archived(url, file)
+    if code == "NoSuchBucket":
+        return NotFoundError(f"the bucket of {url} does not exist", file=file)
+    if status == 404:
+        return NotFoundError(f"{url} does not exist", file=file)
+    if code in _REDIRECT:
+        return UsageError(message, hint="the bucket is in another region: give --region")
+    if code == "RequestTimeTooSkewed":
+        return DeniedError(message, hint="set this machine's clock", file=file)
+    # HEAD has no body, so expired credentials (400 ExpiredToken) come as a bare 400.
+    if status in (401, 403) or code in _CREDENTIALS or (status == 400 and code in ("400", "")):
+        return DeniedError(message, hint="check the credentials and the bucket's policy", file=file)
+    if status == 507 or code in _FULL:
+        return NoResourceError(message, file=file)
+    if status in (405, 501) or code == "NotImplemented":
+        return UnsupportedError(message, file=file)
+    return UnavailableError(message, file=file)
+
+
+def archived(url: str, file: str) -> UnsupportedError:
+    """Return the error for an object that lies in an archive tier."""
+    return UnsupportedError(
+        f"{url} is in an archive tier and cannot be read before it is restored",
+        hint="restore it (aws s3api restore-object), wait, and try again",
+        kind="archived-object",
+        file=file,
+    )
+
 
 PARALLEL = 16
 
@@ -178,3 +418,12 @@ async def gather(*work: Awaitable[T]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+class S3Object(NamedTuple):
+    """The address of one object."""
+
+    bucket: str
+    key: str
+    path: str
+    url: str

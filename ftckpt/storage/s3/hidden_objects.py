@@ -9,9 +9,8 @@ from typing import Any
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.storage.store import Entry, Unfinished
 
-from .client import S3Client, gather
-from .object import S3Object
-from .read import head_object
+from .client import S3Client, S3Object, gather
+from .copy import head_object
 
 # The version name of each object in a bucket without, or with suspended, versioning.
 _NO_VERSION = "null"

@@ -13,15 +13,20 @@ from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.ranges import MergedRange, plan_runs, waves
 from ftckpt.storage.store import Entry, EntryKind, Store, Traits, Unfinished, Usage
 
-from .client import PARALLEL, S3Client, gather
-from .copy import copy_object
-from .delete import Doomed, delete_objects, honours_conditions, still_there
-from .errors import archived
+from .client import PARALLEL, S3Client, S3Object, archived, gather
+from .copy import (
+    Doomed,
+    S3Reader,
+    Version,
+    copy_object,
+    delete_objects,
+    head_object,
+    honours_conditions,
+    read_bytes,
+    still_there,
+)
 from .hidden_objects import abort_uploads, last_part, list_unfinished, list_versions
-from .joint_upload import S3JointUpload
-from .object import S3Object
-from .read import S3Reader, Version, head_object, read_bytes
-from .upload import S3Upload
+from .upload import S3JointUpload, S3Upload
 from .write import create_object, put_object, replace_object, supports_conditions
 
 if TYPE_CHECKING:

@@ -20,11 +20,8 @@ from ftckpt.errors import (
 from ftckpt.own_files import TEMPORARY
 from ftckpt.storage.retry import Backoff
 
-from .client import S3Client
-from .delete import Doomed, delete_objects
-from .errors import is_transient, status_of, translate
-from .object import S3Object
-from .read import head_object
+from .client import S3Client, S3Object, is_transient, status_of, translate
+from .copy import Doomed, delete_objects, head_object
 
 _TOKEN = "ftckpt-token"
 _PROBE = f"{TEMPORARY}probe-"

@@ -24,8 +24,7 @@ from ftckpt.transfer.forms import (
     pairs,
     require_all_read,
 )
-from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.transfer.read.order import of_result
+from ftckpt.transfer.read.elements import Gatherer, of_result
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer
 

@@ -37,9 +37,8 @@ from ftckpt.transfer.forms import (
     pairs,
     require_all_read,
 )
-from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.transfer.read.geometry import whole_rows
-from ftckpt.transfer.read.order import of_content, of_result
+from ftckpt.transfer.read.copies_plan import whole_rows
+from ftckpt.transfer.read.elements import Gatherer, of_content, of_result
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Payload
 from ftckpt.extents import Extent
-from ftckpt.storage.chunks import size_for
 from ftckpt.storage.decompress import short, undo_into
+from ftckpt.storage.ranges import size_for
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import budget, demand
 

@@ -3,32 +3,47 @@
 What fills a shard is worked out once for some megabytes of it (see `moves`), and a run of its
 elements only clips that. Where both sides are dense the bytes are read straight into place. Else
 the span around them is read into a small buffer and copied with strides.
+
+List what a transfer reads of its source, in roughly the order of reading.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_ahead import extents_in_order, extents_of
 from ftckpt.checkpoint.read_tensor import dense_strides, raw_dtype
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.transfer.casting import cast
-from ftckpt.transfer.content import Shard, SourceBox
+from ftckpt.transfer.content import Content, Shard, SourceBox
+from ftckpt.transfer.forms import pairs
+from ftckpt.transfer.layout import Elements, Layout, Stored
 from ftckpt.workers.buffers import buffer
 
-from .copies_plan import ElementMove, PlannedRead, meeting, readings
-from .geometry import StoredBox, boxes_of_range, is_run, whole_rows
+from .copies_plan import (
+    Boxes,
+    ElementMove,
+    PlannedRead,
+    StoredBox,
+    boxes_of_range,
+    is_run,
+    meeting,
+    readings,
+    whole_rows,
+)
 from .source_bytes import Places, ReadObserver, SourceBytes
 
 if TYPE_CHECKING:
     from ftckpt.transfer.casting import Array
     from ftckpt.workers.limits import RateLimit
+
 
 SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
 REMOTE = 8 << 20  # and made at once, where a request has a latency to hide
@@ -338,3 +353,68 @@ def _clipped(fill: SourceBox, box: Box) -> Iterator[SourceBox]:
     begin = zip(fill.source.offsets, part.offsets[lead:], fill.local.offsets[lead:], strict=True)
     source = Box(tuple(s + p - f for s, p, f in begin), part.sizes[lead:])
     yield SourceBox(part, fill.key, source)
+
+
+def of_layout(layout: Layout, checkpoint: Checkpoint) -> Iterator[Extent]:
+    """Yield the places of what fills a layout, file by file."""
+    near = _Near(checkpoint)
+    seen: set[int] = set()
+    used: set[str] = set()
+    for file in layout.files:
+        for segment in file.segments:
+            if isinstance(segment, Stored):
+                yield segment.extent
+            if not isinstance(segment, Elements) or id(segment.shard) in seen:
+                continue
+            seen.add(id(segment.shard))
+            for fill in segment.shard.fills:
+                used.add(fill.key)
+                for piece in near.pieces(fill.key, fill.source):
+                    yield piece.extent
+    # A format may decode tensors from other bytes than those that its pieces name.
+    yield from extents_of(checkpoint, used)
+
+
+def of_content(content: Content, but: Collection[str] = ()) -> Iterator[Extent]:
+    """Return the places of all tensors and objects of some content, in its order.
+
+    `but` are the keys of tensors that are not read.
+    """
+    wanted = (one for key, one in content.tensors.items() if key not in but)
+    keys = (copy.key for one in wanted for copy in one.copies)
+    return extents_in_order(content.checkpoint, keys, content.objects)
+
+
+def of_result(content: Content, result: Checkpoint, but: Collection[str] = ()) -> Iterator[Extent]:
+    """Yield the places of all that a result holds, in the order of the content.
+
+    `but` are the keys of the content's tensors that are not read.
+    """
+    for pair in pairs(content, result):
+        for piece in pair.info.pieces if pair.key not in but else ():
+            yield piece.extent
+    if but:
+        known = {pair.info.key for pair in pairs(content, result) if pair.key in but}
+        yield from extents_of(result, (result.tensors.keys() | result.objects.keys()) - known)
+    else:
+        yield from extents_of(result)
+
+
+class _Near:
+    """Finds the pieces of tensors that a box may meet."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._known: dict[str, tuple[Sequence[Piece], Boxes | None]] = {}
+
+    def pieces(self, key: str, box: Box) -> Sequence[Piece]:
+        """Return the main pieces of a tensor that share elements with a box, or perhaps do."""
+        known = self._known.get(key)
+        if known is None:
+            info = self._checkpoint.tensors[key]
+            main = [one for one in info.pieces if not one.replica and one.box.volume]
+            indexed = len(main) > 1 and bool(info.shape)
+            known = main, Boxes.of([one.box for one in main]) if indexed else None
+            self._known[key] = known
+        pieces, boxes = known
+        return pieces if boxes is None else [pieces[number] for number in boxes.near(box)]

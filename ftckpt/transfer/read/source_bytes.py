@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.errors import CorruptError
 
+from .copies_plan import Boxes, StoredBox, held_by, reach
 from .decompressed_cache import UndoneStreams
-from .geometry import Boxes, StoredBox, held_by, reach
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint
-from ftckpt.checkpoint.decoding_processes import for_reading
+from ftckpt.checkpoint.read_ahead import for_reading
 from ftckpt.extents import BLOCK
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store

@@ -4,26 +4,115 @@ Where the trainer's own model decides which parameter lies where (flat partition
 checkpoint that the job has saved, at its step 0 say, tells all of it. What its tensors hold is
 never used. It must be sound as far as its structure shows; the pickles and headers that say the
 layout were held to their checksums when they were parsed.
+
+Detect that a source changed while it was read; then no result holds.
+
+Refuse options that the writer of a layout does not support.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
-from ftckpt.errors import IncompleteError, NotFoundError, UsageError, worst
+from ftckpt.errors import FtckptError, IncompleteError, NotFoundError, UsageError, worst
 from ftckpt.findings import Finding, Severity, as_error
+from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.places import require_apart, require_apart_from_all, require_outside
 from ftckpt.verification import Level, VerifyOptions, verify
 
-from . import source_changes as changes
-from .supported_options import RANKS, flag, require_granted
+
+@contextmanager
+def blamed(source: Source, names: Iterable[str]) -> Iterator[None]:
+    """Say of a failure that the source is still being written, where it has changed meanwhile.
+
+    Args:
+        source: as it was listed.
+        names: of its files that are read.
+
+    Raises:
+        IncompleteError: it has; whatever else was found in it is not known to be so.
+    """
+    try:
+        yield
+    except IncompleteError:
+        raise
+    except FtckptError as error:
+        require_unchanged(source, names, error)
+        raise
+
+
+def require_unchanged(
+    source: Source, names: Iterable[str], because: FtckptError | None = None
+) -> None:
+    """Raise IncompleteError where a source is another than it was when it was listed.
+
+    Args:
+        source: as it was listed.
+        names: of the files that count.
+        because: what failed; it stands where the source cannot even be listed.
+    """
+    wanted = sorted(set(names))
+    try:
+        changed = source.changed(wanted)
+    except FtckptError:
+        if because is None:
+            raise
+        return
+    if isinstance(because, NotFoundError):
+        # A stale listing still shows what was listed before and can no longer be read.
+        listed = (name for name in wanted if name in source.entries)
+        changed += (name for name in listed if source.path(name) == because.file)
+    for name in changed:
+        raise IncompleteError(
+            f"{name} changed while it was being read: the source is still being written",
+            hint="run it again when the save has finished",
+            kind="changed-file",
+            file=name,
+        ) from because
+
+
+RANKS = ("tp", "pp", "vp", "dp", "ep")
+_ELSEWHERE = ("like",)  # `example` asks for writers that follow one
+
+
+def flag(name: str) -> str:
+    """Return the command line's spelling of a wish."""
+    return f"--{name.replace('_', '-')}"
+
+
+def require_granted(writer: Writer, request: LayoutRequest, used: Collection[str] = ()) -> None:
+    """Refuse a wish that a writer has no use for.
+
+    One rank along an axis is not a wish: what is not divided is of one.
+
+    Args:
+        writer: of the target format.
+        request: what the user asks of the layout.
+        used: names of options that something else uses (a reader, for rules).
+
+    Raises:
+        UsageError: the first of them.
+    """
+    for name in (field.name for field in fields(request)):
+        wish = getattr(request, name)
+        if wish is None or name in (*writer.supported_options, *used, *_ELSEWHERE):
+            continue
+        if name in RANKS and wish == 1:
+            continue
+        takes = ", ".join(map(flag, writer.supported_options))
+        raise UsageError(
+            f"{flag(name)} has no meaning for {writer.name} checkpoints, as they are written here",
+            hint=f"leave it out; they are laid out by {takes}" if takes else "leave it out",
+        )
+
 
 _HINT = "let the job that is to load the result save one, at its first step"
 
@@ -77,7 +166,7 @@ def lay_out(
         _require_sound(example)
     objects = extents_of(source, content.objects)
     with (
-        changes.blamed(source.source, source.members()),
+        blamed(source.source, source.members()),
         reading_ahead(source, objects, bases=False),
     ):
         layout = writer.layout(content, request)

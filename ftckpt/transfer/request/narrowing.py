@@ -8,8 +8,8 @@ from dataclasses import replace
 from enum import StrEnum
 
 from ftckpt.checkpoint import Kind, ObjectInfo
-from ftckpt.checkpoint.masters import masters_alone
-from ftckpt.checkpoint.rules import name_pattern
+from ftckpt.checkpoint.optimizer_states import masters_alone
+from ftckpt.checkpoint.sharding import name_pattern
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.storage.suggestions import hint_for_name

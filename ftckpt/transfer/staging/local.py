@@ -32,8 +32,8 @@ from ftckpt.storage.suggestions import existing, hint_for_slip
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.places import staging_name
 from ftckpt.transfer.staging import StagedFile, Staging
-from ftckpt.transfer.write.blocks import BlockMade
-from ftckpt.transfer.write.journal import (
+from ftckpt.transfer.write.blocks import (
+    BlockMade,
     header,
     line,
     read_blocks,

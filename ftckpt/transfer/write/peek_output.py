@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.transfer.layout import Elements, Layout, OutputFile
-from ftckpt.transfer.read.geometry import is_run
+from ftckpt.transfer.read.copies_plan import is_run
 
 # Put bytes of a file of the result, as they are now, into a view; say whether there are any.
 Peek = Callable[[str, int, memoryview], bool]

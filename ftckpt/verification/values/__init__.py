@@ -21,12 +21,9 @@ from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.workers import Work
 
-from .masters import MasterCast, check_files, check_master
-from .numbers import KnownParameters, check_numbers
-from .replicas import check_replicas
-from .rng import check_rng
-from .scales import check_scale
-from .zero_layers import check_layers
+from .masters import MasterCast, check_files, check_master, check_replicas
+from .numbers import KnownParameters, check_layers, check_numbers
+from .scales import check_rng, check_scale
 
 
 class NumbersOf(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ftckpt.amounts import duration
-from ftckpt.commands.cli import app, codes, verbs
-from ftckpt.commands.cli import shutdown as ending
+from ftckpt.commands.cli import app, render, verbs
+from ftckpt.commands.cli import watchdog as ending
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import Result
 from ftckpt.commands.cli.render import (
@@ -624,5 +624,5 @@ def test_quantities_as_text() -> None:
 
 
 def test_every_exit_code_has_a_meaning() -> None:
-    assert set(codes.MEANINGS) == set(ExitCode)
+    assert set(render.MEANINGS) == set(ExitCode)
     assert ending.GRACE < 2

@@ -13,7 +13,7 @@ import pytest
 
 from ftckpt.commands.cli import app
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.planning.models import exact
+from ftckpt.planning.models import young_daly
 from tests.commands.golden import RUN, check_golden, ftckpt
 from tests.json_run import ftckpt_json
 
@@ -168,10 +168,10 @@ def test_nonsense_is_a_sentence_and_2(
 def test_json_has_full_precision_and_agrees_with_the_mathematics() -> None:
     answer = plan("--gpus 16384 --gpu-mtbf 50000h --save 60s --restart 8m --detect 2m")
     mtbf = 50_000 * 3600 / 16_384
-    best = exact.optimum(60.0, mtbf)
+    best = young_daly.optimum(60.0, mtbf)
     assert answer["rates"]["mtbf_s"] == pytest.approx(mtbf, rel=1e-12)
     assert answer["interval"]["exact_s"] == pytest.approx(best, rel=1e-12)
-    outcome = exact.outcome(best, 60.0, mtbf, restart=480.0, detect=120.0)
+    outcome = young_daly.outcome(best, 60.0, mtbf, restart=480.0, detect=120.0)
     goodput = answer["goodput"]
     assert goodput["value"] == pytest.approx(outcome.useful, rel=1e-12)
     parts = ("value", "save", "lost", "detect_restart", "waiting")

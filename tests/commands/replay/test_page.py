@@ -13,7 +13,7 @@ import pytest
 from ftckpt.commands.pictures.webpage import POLICY
 from ftckpt.commands.replay.page import page
 from ftckpt.replay.compare.verdict import Judgement, judge
-from ftckpt.replay.record.floats import written
+from ftckpt.replay.record.log import written
 from tests.replay.made import log
 
 BROWSER = next(

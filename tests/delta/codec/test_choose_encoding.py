@@ -10,8 +10,15 @@ import pytest
 
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import DeltaEncoder, pair
-from ftckpt.delta.codec.blocks import Form, Reference
-from ftckpt.delta.codec.choose_encoding import EFFORTS, TINY, EncodingPlan, choose, sample_ranges
+from ftckpt.delta.codec.choose_encoding import (
+    EFFORTS,
+    TINY,
+    EncodingPlan,
+    Form,
+    Reference,
+    choose,
+    sample_ranges,
+)
 from tests.delta.packing import State
 
 FLOAT = DTYPES["float32"]

@@ -11,8 +11,8 @@ import pytest
 
 from ftckpt.checkpoint import Kind
 from ftckpt.delta import Form, Reference
-from ftckpt.delta.codec import blocks, words
-from ftckpt.delta.codec.blocks import BlockChoice, decode_block, encode_block
+from ftckpt.delta.codec import choose_encoding, words
+from ftckpt.delta.codec.choose_encoding import BlockChoice, decode_block, encode_block
 from ftckpt.delta.codec.planes import CHUNK, JOINED, Planes
 from ftckpt.delta.codec.predict import SCALED, predict
 from ftckpt.delta.codec.words import WORDS, scratch
@@ -62,11 +62,11 @@ def test_planes_of_zeros_are_left_out_wherever_they_are(size: int, joined: int) 
 @pytest.mark.parametrize("count", [1, 4096, 4097, 9001])
 def test_blocks_are_equal_to_their_last_byte(size: int, count: int) -> None:
     values = numbers(count, size)
-    assert blocks._equal(values, values.copy())
+    assert choose_encoding._equal(values, values.copy())
     for place in {0, count // 2, count - 1}:
         other = values.copy()
         other[place] ^= 1
-        assert not blocks._equal(values, other)
+        assert not choose_encoding._equal(values, other)
 
 
 def test_what_is_as_the_base_is_read_into_its_place() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.delta.pack.advice import Advice, advise
+from ftckpt.delta.pack.report import Advice, advise
 from ftckpt.errors import UsageError
-from ftckpt.planning.models.compression import compare
+from ftckpt.planning.models.storage import compare
 
 GB = 1e9
 GIVEN: dict[str, float] = {

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ftckpt.delta.pack.partition
+import ftckpt.delta.pack.build
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.delta.codec.blocks import BLOCK, Form, Reference
+from ftckpt.delta.codec.choose_encoding import BLOCK, Form, Reference
 from ftckpt.delta.index import StoredBlock
 from ftckpt.delta.index.part_record import ElementSums, PartRecord
+from ftckpt.delta.pack.build import divide
 from ftckpt.delta.pack.pair import pair
-from ftckpt.delta.pack.partition import divide
 
 SIZES = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 40 * BLOCK])
 
@@ -33,7 +33,7 @@ def test_every_block_lies_in_one_file(drawn: list[tuple[int, Kind, int]]) -> Non
     found = [place for part in parts for place in part.blocks]
     assert sorted(found) == [(n, b) for n, one in enumerate(pairs) for b in range(one.blocks)]
     assert sum(part.nbytes for part in parts) == sum(info.nbytes for info in infos.values())
-    least = ftckpt.delta.pack.partition.LEAST
+    least = ftckpt.delta.pack.build.LEAST
     most = max(least, sum(part.nbytes for part in parts) // 64)
     assert all(len(part) == 1 or part.nbytes <= most for part in parts)
     assert len({part.path for part in parts}) == len(parts)

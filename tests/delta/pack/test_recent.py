@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from ftckpt.delta.codec.predict import DeltaSide
-from ftckpt.delta.pack.recent import RecentBlocks
+from ftckpt.delta.pack.tensor_bytes import RecentBlocks
 
 
 def test_what_is_read_again_soon_is_read_once() -> None:

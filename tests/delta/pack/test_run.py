@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ftckpt.delta.pack.build
-import ftckpt.delta.pack.partition
 import ftckpt.digests.blocks
 import ftckpt.manifest
 import ftckpt.manifest.parse
@@ -280,7 +279,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", 4096)
-    monkeypatch.setattr(ftckpt.delta.pack.partition, "LEAST", 12_000)
+    monkeypatch.setattr(ftckpt.delta.pack.build, "LEAST", 12_000)
 
 
 @pytest.mark.usefixtures("small_files")

@@ -11,7 +11,7 @@ import pytest
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.sharding import parse_rules
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.errors import (
     CorruptError,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.sharding import parse_rules
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.states import OPTIMIZER
@@ -26,7 +26,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.request.change_dtype import retype
-from ftckpt.transfer.write.journal import fingerprint
+from ftckpt.transfer.write.blocks import fingerprint
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 from tests.campaign import examples

@@ -11,7 +11,7 @@ import torch
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.sharding import parse_rules
 from ftckpt.errors import UnsafeError, UnsupportedError, UsageError
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from ftckpt import seal
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
-from ftckpt.delta.index.base_path import recorded_path, resolved
-from ftckpt.delta.index.head import _member, read_base
+from ftckpt.delta.index.head import _member, read_base, recorded_path, resolved
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import CorruptError, DeniedError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS

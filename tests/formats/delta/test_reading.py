@@ -30,8 +30,8 @@ from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import chain as delta_chain
 from ftckpt.formats.delta.chain import chain
 from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-from ftckpt.formats.delta.objects import FILES, REST
 from ftckpt.formats.delta.original import compressed, original_of_delta
+from ftckpt.formats.delta.reader import FILES, REST
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest

@@ -756,7 +756,7 @@ def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
     import numpy as np
 
     from ftckpt.checkpoint import Box, TensorInfo
-    from ftckpt.formats.families.views import rotary
+    from ftckpt.formats.families.views import arrays
 
     heads, half = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     columns = data.draw(st.sampled_from([(), (1,), (3,)]))
@@ -777,10 +777,10 @@ def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
     info: Any = SimpleNamespace(shape=shape, dtype=SimpleNamespace(nbytes=lambda n: 4 * n))
     block = data.draw(st.sampled_from([1, 64, 1 << 20]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary, "read_box", read_box)
-        patch.setattr(rotary, "_BLOCK", block)
-        one = rotary.Rotated("k", 2 * half, to_halves)
-        rotary._fill(None, info, one, begin, memoryview(out))  # type: ignore[arg-type]
+        patch.setattr(arrays, "read_box", read_box)
+        patch.setattr(arrays, "_BLOCK", block)
+        one = arrays.Rotated("k", 2 * half, to_halves)
+        arrays._fill(None, info, one, begin, memoryview(out))  # type: ignore[arg-type]
     assert bytes(out) == wanted[begin:end]
 
 

@@ -9,7 +9,7 @@ import pytest
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.formats.folders import Folder
-from ftckpt.formats.folders.names import role
+from ftckpt.formats.folders.parts import role
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry
 

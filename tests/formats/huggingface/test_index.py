@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from ftckpt.errors import UnsafeError
 from ftckpt.formats.huggingface.index import (
     MAX_INDEX,
+    ShardFile,
     ShardIndex,
     check_index,
     check_index_size,
     check_shard_count,
     parse_index,
+    shard_name,
 )
-from ftckpt.formats.huggingface.names import ShardFile, shard_name
 
 ZERO, ONE, TWO, THREE = (f"model-0000{n}-of-00003.safetensors" for n in range(4))
 HELD = {ONE: {"a", "b"}, TWO: {"c"}, THREE: {"d"}}

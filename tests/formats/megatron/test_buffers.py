@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
-from ftckpt.formats.megatron.optimizer.buffers import (
+from ftckpt.formats.megatron.optimizer.read_distrib_optim import (
     Buffer,
     Parameter,
     Slot,

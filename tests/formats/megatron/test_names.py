@@ -10,7 +10,7 @@ import pytest
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.sharding import parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.megatron import Megatron
 from ftckpt.formats.megatron.rank_files.grid import Coordinate

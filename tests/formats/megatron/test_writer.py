@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.checkpoint.rules import Rule, Rules
+from ftckpt.checkpoint.sharding import Rule, Rules
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content

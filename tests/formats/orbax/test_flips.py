@@ -17,7 +17,7 @@ import pytest
 
 import ftckpt
 from ftckpt.errors import ExitCode
-from ftckpt.formats.orbax.beside import _is_slip
+from ftckpt.formats.orbax.tree import _is_slip
 from tests.campaign import examples
 
 DATA = Path(__file__).parents[2] / "data" / "orbax"

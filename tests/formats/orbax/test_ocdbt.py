@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ftckpt
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.formats.orbax import ocdbt
-from ftckpt.formats.orbax.crc32c import _of_lanes, _update, crc32c
+from ftckpt.formats.orbax.ocdbt import _of_lanes, _update, crc32c
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.workers import budget

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.rules import Rules, parse_rules
+from ftckpt.checkpoint.sharding import Rules, parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError, UsageError
 from ftckpt.formats.ranks import Ranks
 from ftckpt.formats.ranks.writer import RanksWriter
@@ -120,7 +120,8 @@ class TestRuled(_ByHand):
 
     format = Ranks(RULES)
     construct = (
-        "from ftckpt.formats.ranks import Ranks; from ftckpt.checkpoint.rules import parse_rules;"
+        "from ftckpt.formats.ranks import Ranks;"
+        " from ftckpt.checkpoint.sharding import parse_rules;"
         f" form = Ranks(parse_rules({make_by_hand.RULES!r}, 'rules.toml'))"
     )
     imports = frozenset()

@@ -18,7 +18,7 @@ import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnavailableError
 from ftckpt.findings import Severity
-from ftckpt.verification.values import replicas
+from ftckpt.verification.values import masters
 from ftckpt.workers import Work
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.json_run import ftckpt_json
@@ -181,7 +181,7 @@ def test_a_conversion_says_which_of_the_two_it_wrote(place: Path, tmp_path: Path
 def test_a_second_copy_that_cannot_be_read_does_not_end_a_conversion(
     lost: type[FtckptError], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = replicas._digest
+    whole = masters._digest
 
     def digest(*args: Any) -> bytes:
         file = args[2].extent.file
@@ -189,11 +189,11 @@ def test_a_second_copy_that_cannot_be_read_does_not_end_a_conversion(
             raise lost(f"{file} cannot be read", file=file)
         return whole(*args)
 
-    monkeypatch.setattr(replicas, "_digest", digest)
-    told = list(replicas.differing_copies(open_checkpoint(place), sorted(TRUTH), Work(threads=2)))
+    monkeypatch.setattr(masters, "_digest", digest)
+    told = list(masters.differing_copies(open_checkpoint(place), sorted(TRUTH), Work(threads=2)))
     assert {f.tensor for f in told} == TRUTH.keys()
     assert {(f.severity, f.code) for f in told} == {(Severity.WARNING, ExitCode.OK)}
     assert all("cannot be read" in f.message for f in told)
     api.convert(str(place), str(tmp_path / "out"), "dcp")
-    monkeypatch.setattr(replicas, "differing_copies", None)
+    monkeypatch.setattr(masters, "differing_copies", None)
     api.convert(str(place), str(tmp_path / "unproven"), "dcp", no_proof=True)  # compares none

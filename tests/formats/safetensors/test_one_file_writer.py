@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import ftckpt as api
 from ftckpt.errors import ExistsError, ExitCode, RefusedError, UnsupportedError, UsageError
 from ftckpt.formats.safetensors import layout as safetensors_file
-from ftckpt.formats.safetensors.one_file_writer import FILE, SafetensorsFileWriter
+from ftckpt.formats.safetensors.layout import FILE, SafetensorsFileWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.own_files import SUFFIX
 from ftckpt.transfer.content import Content

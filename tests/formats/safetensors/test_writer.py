@@ -18,7 +18,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UnsupportedError
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
+from ftckpt.formats.safetensors.layout import SafetensorsFileWriter
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Copy, TargetTensor

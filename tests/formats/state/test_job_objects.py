@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from ftckpt.errors import UnsafeError
-from ftckpt.formats.state.job_objects import ALLOWED, classes_in
+from ftckpt.formats.state.job_settings import ALLOWED, classes_in
 
 
 def archive(text: bytes) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.pack.pair import pair
 from ftckpt.discovery.candidates import newest_child
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.state.optimizer_settings import settings_of

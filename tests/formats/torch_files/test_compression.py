@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError
 from ftckpt.formats.ranks import Ranks
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.formats.torch_files import compression, unpacked_source
+from ftckpt.formats.torch_files import compression
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.builders.checkpoints import open_checkpoint
@@ -36,7 +36,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> None:
-    unpacked_source._held.clear()
+    compression._held.clear()
 
 
 def pack(file: Path, kind: str) -> Path:
@@ -115,7 +115,7 @@ def test_a_set_is_divided_anew_and_written_plain(kind: str, tmp_path: Path) -> N
 
 def test_damage_in_a_set(tmp_path: Path) -> None:
     def checked(folder: Path) -> ExitCode:
-        unpacked_source._held.clear()
+        compression._held.clear()
         try:
             return verify(open_checkpoint(folder), VerifyOptions(level=Level.CONTENT)).code
         except (CorruptError, UnsafeError) as error:
@@ -190,7 +190,7 @@ def test_a_bin_file_is_looked_into(kind: str, legacy: bool, tmp_path: Path) -> N
 
 def test_a_bomb_in_any_of_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
-    monkeypatch.setattr(unpacked_source, "_LOOK", 1 << 20)
+    monkeypatch.setattr(compression, "_LOOK", 1 << 20)
     bomb = gzip.compress(bytes(64 << 20))
     bomb = gzip.compress(bomb + bytes(256 << 20))
     (tmp_path / "set").mkdir()

@@ -13,7 +13,7 @@ import zstandard
 
 from ftckpt.discovery.roots import _may_be_checkpoint
 from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsafeError, UnsupportedError
-from ftckpt.formats.torch_files import compression, unpacked_source
+from ftckpt.formats.torch_files import compression
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.storage import open_store
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> None:
-    unpacked_source._held.clear()
+    compression._held.clear()
 
 
 def plain() -> bytes:
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_damage(name: str, tmp_path: Path) -> None:
         data = bytearray(good)
         data[offset] ^= 4
         file.write_bytes(data)
-        unpacked_source._held.clear()
+        compression._held.clear()
         try:
             code = verify(open_checkpoint(file), VerifyOptions(level=Level.CONTENT)).code
         except (CorruptError, UnsafeError) as error:
@@ -153,7 +153,7 @@ def test_a_name_that_is_wrong_is_read_as_what_it_is(tmp_path: Path) -> None:
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_ALWAYS", 1 << 20)
-    monkeypatch.setattr(unpacked_source, "_LOOK", 1 << 20)
+    monkeypatch.setattr(compression, "_LOOK", 1 << 20)
     file = tmp_path / "bomb.pt.zst"
     said = zstandard.ZstdCompressor().compress(bytes(256 << 20))
     stream = zstandard.ZstdCompressor().compressobj()
@@ -211,10 +211,10 @@ def test_few_unpacked_files_are_kept_and_one_that_was_let_go_is_made_again(root:
     for step in range(300, 700, 100):
         shutil.copy(root / "ckpt_100.pt.zst", root / f"ckpt_{step}.pt.zst")
     opened = [open_path(TorchSave(), file) for file in sorted(root.iterdir())]
-    assert len(unpacked_source._held) == 2
+    assert len(compression._held) == 2
     for checkpoint in opened:
         assert verify(checkpoint, VerifyOptions(level=Level.CONTENT)).code is ExitCode.OK
-    assert len(unpacked_source._held) == 2
+    assert len(compression._held) == 2
 
 
 def test_other_compressed_files_are_no_checkpoints(tmp_path: Path) -> None:

@@ -13,17 +13,14 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.extents import Box
 from ftckpt.planning import rates, risk
 from ftckpt.planning.models import (
+    arithmetic,
     asynchronous,
-    compression,
-    elastic,
-    exact,
-    peers,
     silent,
     storage,
     tiers,
     young_daly,
 )
-from ftckpt.planning.models.inputs import CopyTier, Pattern
+from ftckpt.planning.models.spot import CopyTier, Pattern
 from ftckpt.planning.rates import DAY, HOUR
 
 Answer = Callable[[dict[str, Any]], Any]
@@ -35,13 +32,13 @@ def _table(i: dict[str, Any]) -> list[Any]:
 
 
 def _least_waste(save: float, mtbf: float) -> Any:
-    return exact.outcome(exact.optimum(save, mtbf), save, mtbf).waste
+    return young_daly.outcome(young_daly.optimum(save, mtbf), save, mtbf).waste
 
 
 def _asymmetry(i: dict[str, Any]) -> list[Any]:
     young = young_daly.young(i["C_s"], i["M_s"])
     return [
-        exact.outcome(interval, i["C_s"], i["M_s"]).waste
+        young_daly.outcome(interval, i["C_s"], i["M_s"]).waste
         for interval in (young * i["f"], young / i["f"])
     ]
 
@@ -51,10 +48,10 @@ def _rules(save: float, mtbf: float = 1.0) -> list[Any]:
     return [
         young,
         young_daly.daly(save, mtbf),
-        exact.optimum(save, mtbf),
+        young_daly.optimum(save, mtbf),
         young_daly.first_order(young, save, mtbf).waste,
         _least_waste(save, mtbf),
-        exact.outcome(young, save, mtbf).waste,
+        young_daly.outcome(young, save, mtbf).waste,
     ]
 
 
@@ -140,12 +137,12 @@ def _two_tiers_exact(i: dict[str, Any]) -> Any:
 
 
 def _elastic(i: dict[str, Any]) -> list[float]:
-    kept = elastic.options(i["gpus0"], i["gpus1"], i["batch"], i["lr"])[0]
+    kept = arithmetic.options(i["gpus0"], i["gpus1"], i["batch"], i["lr"])[0]
     return [kept.per_gpu, kept.batch, kept.lr_linear]
 
 
 def _elastic_batches(i: dict[str, Any]) -> list[float]:
-    found = {o.name: o for o in elastic.options(64, i["gpus"], i["batch"], i["lr"])}
+    found = {o.name: o for o in arithmetic.options(64, i["gpus"], i["batch"], i["lr"])}
     up = found["batch-up"]
     return [
         i["batch"] / i["gpus"],
@@ -200,7 +197,7 @@ def _snapshot_and_write(i: dict[str, Any]) -> list[Any]:
 
 
 def _slow_storage(i: dict[str, Any]) -> list[Any]:
-    found = compression.compare(i["S_GB"], i["ratio"], i["Bc_GBps"], i["B_GBps"])
+    found = storage.compare(i["S_GB"], i["ratio"], i["Bc_GBps"], i["B_GBps"])
     return [found.plain, found.pipelined]
 
 
@@ -225,8 +222,8 @@ ANSWERS: dict[str, Answer] = {
     "000.tau_young": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     "000.waste_opt": lambda i: _table(i)[2],
     "000.table": _table,
-    "000.exact": lambda i: exact.outcome(i["tau_s"], i["C_s"], i["M_s"]).useful,
-    "000.tau_exact": lambda i: exact.optimum(i["C_s"], i["M_s"]),
+    "000.exact": lambda i: young_daly.outcome(i["tau_s"], i["C_s"], i["M_s"]).useful,
+    "000.tau_exact": lambda i: young_daly.optimum(i["C_s"], i["M_s"]),
     "000.tau_daly": lambda i: young_daly.daly(i["C_s"], i["M_s"]),
     "000.minwaste_exact": lambda i: _least_waste(i["C_s"], i["M_s"]),
     "000.state_bytes": lambda i: storage.state_bytes(i["P"], i["bytes_per_param"]),
@@ -248,7 +245,7 @@ ANSWERS: dict[str, Answer] = {
     "000.dU_wrong": _wrong_and_right_step,
     "001.sync": _sync,
     "001.async.exact": lambda i: [
-        exact.optimum(i["C_s"], i["M_s"]), _least_waste(i["C_s"], i["M_s"]),
+        young_daly.optimum(i["C_s"], i["M_s"]), _least_waste(i["C_s"], i["M_s"]),
     ],
     "001.case.tau": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     # The cost at which first-order waste is least at a given interval: both its halves are equal.
@@ -280,7 +277,7 @@ ANSWERS: dict[str, Answer] = {
     "002.ex5.low": _slow_storage,
     "002.ex6": _elastic,
     "002.ex6.option2": _elastic_batches,
-    "002.ex6.steps": lambda i: elastic.options(64, 48, 2048, 1e-3)[0].steps,
+    "002.ex6.steps": lambda i: arithmetic.options(64, 48, 2048, 1e-3)[0].steps,
     "002.reshard": _shards,
     "003.bytes": lambda i: storage.state_bytes(i["P"], 14),
     "003.shard": lambda i: storage.staging_bytes(i["bytes"], i["writers"]),
@@ -325,7 +322,7 @@ ANSWERS: dict[str, Answer] = {
     "twolevel.fo": _two_tiers_first_order,
     "silent.fo": _silent,
     "yd_error": lambda i: _rules(i["C_over_M"]),
-    "peer_ram": lambda i: [peers.survival(i["N"], i["m"], lost) for lost in i["k"]],
+    "peer_ram": lambda i: [tiers.survival(i["N"], i["m"], lost) for lost in i["k"]],
     "async.slowdown": _slowed,
     "twolevel.exact": _two_tiers_exact,
     "opt.restarts": _restarts,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftckpt.planning.models.inputs import Costs, Pattern, shares
+from ftckpt.planning.models.spot import Costs, Pattern, shares
 
 
 @dataclass

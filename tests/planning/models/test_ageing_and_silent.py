@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import exact, latent, silent
-from ftckpt.planning.models.inputs import Costs
+from ftckpt.planning.models import latent, silent, young_daly
+from ftckpt.planning.models.spot import Costs
 from ftckpt.planning.simulation import (
     AgeingParts,
     Exponential,
@@ -29,7 +29,7 @@ def test_parts_without_memory_are_a_poisson_process() -> None:
     law = Fleet([AgeingParts("gpu", 64, 64 * 2 * HOUR, 1.0)], rest=1 / (6 * HOUR))
     assert law.mean == pytest.approx(1.5 * HOUR)
     found = simulate(900.0, Costs(60.0, restart=300.0), law, runs=RUNS, failures=FAILURES)
-    closed = exact.outcome(900.0, 60.0, 1.5 * HOUR, restart=300.0)
+    closed = young_daly.outcome(900.0, 60.0, 1.5 * HOUR, restart=300.0)
     assert agreement(float(closed.useful), found).agrees
 
 
@@ -119,14 +119,14 @@ def test_errors_that_the_loss_shows_cost_what_the_closed_form_says(
 
 def test_without_errors_it_is_the_exact_model() -> None:
     ours = latent.outcome(900.0, 60.0, 0.0, 1 / 7200, 3600.0, restart=300.0, detect=60.0)
-    plain = exact.outcome(900.0, 60.0, 7200.0, restart=300.0, detect=60.0)
+    plain = young_daly.outcome(900.0, 60.0, 7200.0, restart=300.0, detect=60.0)
     for name in ("useful", "save", "lost", "detection", "restart"):
         assert getattr(ours, name) == pytest.approx(getattr(plain, name), rel=1e-9, abs=1e-12)
 
 
 def test_an_error_noticed_at_once_is_a_failure_without_detection() -> None:
     ours = latent.outcome(900.0, 0.0, 1 / 9000, 1e-12, 0.0, restart=300.0)
-    plain = exact.outcome(900.0, 0.0, 9000.0, restart=300.0, safe_recovery=True)
+    plain = young_daly.outcome(900.0, 0.0, 9000.0, restart=300.0, safe_recovery=True)
     assert ours.useful == pytest.approx(plain.useful, rel=1e-6)
 
 

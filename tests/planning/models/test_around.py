@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
 from ftckpt.planning import risk
-from ftckpt.planning.models import compression, elastic, exact, peers, rounding, storage
+from ftckpt.planning.models import arithmetic, storage, tiers, young_daly
 from tests.campaign import examples
 
 
 def goodput(interval: float) -> float:
-    return float(exact.outcome(interval, 60.0, 7200.0).useful)
+    return float(young_daly.outcome(interval, 60.0, 7200.0).useful)
 
 
 @given(st.floats(0.05, 1e7))
 def test_rounding_moves_little_and_says_what_it_costs(steps: float) -> None:
-    found = rounding.to_steps(steps * 1.7, 1.7, goodput)
+    found = arithmetic.to_steps(steps * 1.7, 1.7, goodput)
     assert found.exact == pytest.approx(steps)
     assert found.interval == pytest.approx(found.steps * 1.7)
     assert abs(found.steps - steps) <= max(0.05 * steps, 1)
@@ -36,13 +36,13 @@ def test_rounding_moves_little_and_says_what_it_costs(steps: float) -> None:
     ("steps", "rounded"), [(0.2, 1), (7.4, 7), (47.3, 48), (747.8, 750), (1314.5, 1300)]
 )
 def test_rounded_steps(steps: float, rounded: int) -> None:
-    assert rounding.to_steps(steps, 1.0, goodput).steps == rounded
+    assert arithmetic.to_steps(steps, 1.0, goodput).steps == rounded
 
 
 def test_rounding_never_goes_below_the_flush() -> None:
-    assert rounding.to_steps(702.0, 1.0, goodput).steps == 700
-    assert rounding.to_steps(702.0, 1.0, goodput, least=702.0).steps == 750
-    assert rounding.to_steps(700.0, 1.0, goodput, least=700.0).steps == 700
+    assert arithmetic.to_steps(702.0, 1.0, goodput).steps == 700
+    assert arithmetic.to_steps(702.0, 1.0, goodput, least=702.0).steps == 750
+    assert arithmetic.to_steps(700.0, 1.0, goodput, least=700.0).steps == 700
 
 
 def test_kept_is_never_more_than_was_saved() -> None:
@@ -71,19 +71,19 @@ def test_a_terabyte_month_costs_its_price() -> None:
 def test_break_even_is_where_both_take_the_same(
     ratio: float, codec: float, bandwidth: float
 ) -> None:
-    found = compression.compare(1e12, ratio, codec, bandwidth)
+    found = storage.compare(1e12, ratio, codec, bandwidth)
     for way in ("sequential", "pipelined"):
         below = float(getattr(found, f"{way}_below"))
         if abs(bandwidth - below) > 1e-6 * bandwidth:
             assert (getattr(found, way) < found.plain) == (bandwidth < below)
         if ratio > 1.001:
-            even = compression.compare(1e12, ratio, codec, below)
+            even = storage.compare(1e12, ratio, codec, below)
             assert getattr(even, way) == pytest.approx(float(even.plain), rel=1e-9)
 
 
 def test_the_page_that_stops_at_the_balance() -> None:
     # It says that compression wins below 1.6 GB/s; at 3 GB/s it still does, pipelined.
-    found = compression.compare(100e9, 2.5, 4e9, 3e9)
+    found = storage.compare(100e9, 2.5, 4e9, 3e9)
     assert found.balance == 1.6e9
     assert found.pipelined_below == 4e9
     assert found.sequential_below == pytest.approx(2.4e9)
@@ -92,7 +92,7 @@ def test_the_page_that_stops_at_the_balance() -> None:
 
 
 def test_going_on_with_three_quarters() -> None:
-    found = {option.name: option for option in elastic.options(64, 48, 2048, 1e-3)}
+    found = {option.name: option for option in arithmetic.options(64, 48, 2048, 1e-3)}
     assert {name: (o.per_gpu, o.accumulation, o.batch) for name, o in found.items()} == {
         "same-per-gpu": (32, 1, 1536),
         "batch-up": (43, 1, 2064),
@@ -119,7 +119,7 @@ def test_options_say_what_they_do(
     before: int, after: int, per_gpu: int, passes: int, lr: float
 ) -> None:
     batch = before * per_gpu * passes
-    found = elastic.options(before, after, batch, lr, passes)
+    found = arithmetic.options(before, after, batch, lr, passes)
     assert found[0].name == "same-per-gpu"
     assert len({(o.per_gpu, o.accumulation) for o in found}) == len(found)
     for option in found:
@@ -129,7 +129,7 @@ def test_options_say_what_they_do(
         assert option.steps * option.batch == pytest.approx(batch)
         assert option.batch_change == pytest.approx(option.batch / batch - 1)
         nearly = abs(option.batch - batch) * 20 <= batch
-        said = elastic.percent_change(option.batch_change)
+        said = arithmetic.percent_change(option.batch_change)
         assert ("batch" in option.keeps) == nearly
         assert (f"nearly ({said})" in option.keeps) == (nearly and option.batch != batch)
         assert (f"batch, learning rate, steps ({said})" in option.changes) == (not nearly)
@@ -141,7 +141,7 @@ def test_no_other_numbers_keep_the_batch_better(
     before: int, after: int, per_gpu: int, passes: int
 ) -> None:
     batch = before * per_gpu * passes
-    ways = elastic.options(before, after, batch, 1.0, passes)
+    ways = arithmetic.options(before, after, batch, 1.0, passes)
     by_numbers = {(o.per_gpu, o.accumulation): o for o in ways}
     # All there is without more memory; more passes than samples only take the batch further away.
     every = [(abs(each * count * after - batch), count, each)
@@ -166,7 +166,7 @@ def test_no_other_numbers_keep_the_batch_better(
 
 
 def test_fewer_gpus_than_divide_the_batch() -> None:
-    found = {option.name: option for option in elastic.options(8, 6, 64, 1e-3, 4)}
+    found = {option.name: option for option in arithmetic.options(8, 6, 64, 1e-3, 4)}
     assert {name: (o.per_gpu, o.accumulation, o.batch) for name, o in found.items()} == {
         "same-per-gpu": (2, 4, 48),
         "batch-up": (3, 4, 72),
@@ -185,15 +185,15 @@ def test_fewer_gpus_than_divide_the_batch() -> None:
      (1 / 128, "+0.78 %"), (1e-6, "+0.0001 %")],
 )  # fmt: skip
 def test_changes_are_said_as_they_are(change: float, said: str) -> None:
-    assert elastic.percent_change(change) == said
+    assert arithmetic.percent_change(change) == said
 
 
 def test_whether_to_wait_for_a_spare() -> None:
-    assert elastic.shrink_above(300, 128, 8) == pytest.approx(640)
+    assert arithmetic.shrink_above(300, 128, 8) == pytest.approx(640)
     with pytest.raises(UsageError, match="128 of 128 GPUs lost"):
-        elastic.shrink_above(300, 128, 128)
+        arithmetic.shrink_above(300, 128, 128)
     with pytest.raises(UsageError, match="a batch of 2048 does not divide among 60 GPUs"):
-        elastic.options(60, 48, 2048, 1e-3)
+        arithmetic.options(60, 48, 2048, 1e-3)
 
 
 @pytest.mark.parametrize(("machines", "copies"), [(6, 1), (6, 2), (6, 3), (8, 2), (4, 4)])
@@ -207,14 +207,14 @@ def test_survival_counts_every_way_to_lose_machines(machines: int, copies: int) 
             )
             for way in map(set, ways)
         )
-        assert peers.survival(machines, copies, lost) == pytest.approx(good / len(ways))
+        assert tiers.survival(machines, copies, lost) == pytest.approx(good / len(ways))
 
 
 def test_groups_that_do_not_come_out_are_refused() -> None:
     with pytest.raises(UsageError, match="127 machines cannot form groups of 2"):
-        peers.survival(127, 2, 1)
+        tiers.survival(127, 2, 1)
     with pytest.raises(UsageError, match="9 of 8 machines cannot be lost"):
-        peers.survival(8, 2, 9)
+        tiers.survival(8, 2, 9)
 
 
 def test_without_checkpoints_a_long_run_never_ends() -> None:
@@ -230,7 +230,7 @@ def test_without_checkpoints_a_long_run_never_ends() -> None:
 def test_completion_is_one_endless_bulk(
     work: float, mtbf: float, restart: float, detect: float
 ) -> None:
-    found = exact.outcome(work, 0.0, mtbf, restart=restart, detect=detect).useful
+    found = young_daly.outcome(work, 0.0, mtbf, restart=restart, detect=detect).useful
     expected = 10 ** -(
         risk.log10_completion(work, mtbf, restart=restart, detect=detect) - math.log10(work)
     )

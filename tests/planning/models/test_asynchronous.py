@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import asynchronous, exact
+from ftckpt.planning.models import asynchronous, young_daly
 
 TIME = st.floats(0.01, 5000)
 SHARE = st.floats(0, 1)
@@ -20,7 +20,7 @@ def test_without_a_flush_it_is_the_blocking_model(
     interval: float, snapshot: float, restart: float, detect: float
 ) -> None:
     ours = asynchronous.outcome(interval, snapshot, 3600.0, restart=restart, detect=detect)
-    theirs = exact.outcome(interval, snapshot, 3600.0, restart=restart, detect=detect)
+    theirs = young_daly.outcome(interval, snapshot, 3600.0, restart=restart, detect=detect)
     for share in ("useful", "save", "detection", "restart"):
         assert getattr(ours, share) == pytest.approx(getattr(theirs, share), rel=1e-12)
     assert ours.waiting == 0
@@ -56,7 +56,7 @@ def test_no_other_interval_is_better(snapshot: float, flush: float, slowdown: fl
 
 def test_a_flush_longer_than_the_interval_sets_the_pace() -> None:
     # 70 ms of snapshot would be saved every 15.9 s, but the flush takes 28.
-    assert exact.optimum(0.07, 1800.0) == pytest.approx(15.8, abs=0.1)
+    assert young_daly.optimum(0.07, 1800.0) == pytest.approx(15.8, abs=0.1)
     assert asynchronous.optimum(0.07, 1800.0, flush=28) == 28
     hurried = asynchronous.outcome(15.9, 0.07, 1800.0, flush=28)
     assert hurried.waiting > 0.4

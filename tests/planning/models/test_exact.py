@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import exact, young_daly
+from ftckpt.planning.models import young_daly
 
 MTBF = st.floats(1, 1e8)
 RATIO = st.floats(1e-9, 50)  # C/M
@@ -33,15 +33,15 @@ def reference_share(ratio: float) -> Decimal:
 
 @given(st.one_of(RATIO, st.floats(1e-16, 1e-2)))
 def test_the_optimum_is_exact_to_1e_13(ratio: float) -> None:
-    assert float(exact.optimal_share(ratio)) == pytest.approx(
+    assert float(young_daly.optimal_share(ratio)) == pytest.approx(
         float(reference_share(ratio)), rel=1e-13
     )
 
 
 @given(MTBF, RATIO)
 def test_least_waste_is_the_share_of_the_interval(mtbf: float, ratio: float) -> None:
-    interval = exact.optimum(ratio * mtbf, mtbf)
-    waste = exact.outcome(interval, ratio * mtbf, mtbf).waste
+    interval = young_daly.optimum(ratio * mtbf, mtbf)
+    waste = young_daly.outcome(interval, ratio * mtbf, mtbf).waste
     assert waste == pytest.approx(interval / mtbf, rel=1e-9)
 
 
@@ -50,11 +50,11 @@ def test_the_slope_at_the_optimum_is_zero(
     mtbf: float, ratio: float, restart: float, detect: float
 ) -> None:
     save = ratio * mtbf
-    best = exact.optimum(save, mtbf)
+    best = young_daly.optimum(save, mtbf)
 
     def goodput(factor: float) -> float:
         return float(
-            exact.outcome(
+            young_daly.outcome(
                 best * factor, save, mtbf, restart=restart * mtbf, detect=detect * mtbf
             ).useful
         )
@@ -73,7 +73,7 @@ def test_scaling_all_times_changes_nothing(
     def goodput(scale: float) -> float:
         unit = mtbf * scale
         return float(
-            exact.outcome(
+            young_daly.outcome(
                 interval * unit, ratio * unit, unit, restart=restart * unit, detect=detect * unit
             ).useful
         )
@@ -89,7 +89,7 @@ def test_goodput_falls_with_every_cost_and_rises_with_mtbf(
 
     def goodput() -> float:
         return float(
-            exact.outcome(
+            young_daly.outcome(
                 interval * mtbf, values["C"], values["M"],
                 restart=values["R"], detect=values["D"],
             ).useful
@@ -104,7 +104,9 @@ def test_goodput_falls_with_every_cost_and_rises_with_mtbf(
 def test_every_second_has_one_account(
     interval: float, ratio: float, restart: float, detect: float, safe: bool
 ) -> None:
-    found = exact.outcome(interval, ratio, 1.0, restart=restart, detect=detect, safe_recovery=safe)
+    found = young_daly.outcome(
+        interval, ratio, 1.0, restart=restart, detect=detect, safe_recovery=safe
+    )
     parts = [found.useful, found.save, found.lost, found.detection, found.restart]
     assert math.fsum(float(part) for part in parts) == pytest.approx(1, rel=1e-12)
     assert all(float(part) >= -1e-15 for part in parts)
@@ -113,8 +115,8 @@ def test_every_second_has_one_account(
 @pytest.mark.parametrize("length", [1.0, 700.0, 710.0, 1e4, 1e6, 1e25])
 def test_nothing_overflows(length: float) -> None:
     for model in (
-        exact.outcome(length, 1.0, 1.0, restart=length, detect=1.0),
-        exact.outcome(np.array([length]), 1.0, 1.0, restart=length, detect=1.0),
+        young_daly.outcome(length, 1.0, 1.0, restart=length, detect=1.0),
+        young_daly.outcome(np.array([length]), 1.0, 1.0, restart=length, detect=1.0),
     ):
         useful = float(np.asarray(model.useful).item())
         assert 0 <= useful < 1
@@ -122,36 +124,36 @@ def test_nothing_overflows(length: float) -> None:
 
 
 def test_nothing_fails() -> None:
-    found = exact.outcome(100.0, 10.0, math.inf)
+    found = young_daly.outcome(100.0, 10.0, math.inf)
     assert found.useful == pytest.approx(10 / 11)
     assert found.lost == pytest.approx(0, abs=1e-15)
-    assert exact.optimum(10.0, math.inf) == math.inf
-    assert exact.optimum(0.0, math.inf) == 0
-    assert exact.optimum(0.0, 100.0) == 0
+    assert young_daly.optimum(10.0, math.inf) == math.inf
+    assert young_daly.optimum(0.0, math.inf) == 0
+    assert young_daly.optimum(0.0, 100.0) == 0
 
 
 def test_arrays_give_what_numbers_give() -> None:
     save = np.geomspace(1e-6, 1e6, 200)
-    intervals = exact.optimum(save, 3600.0)
-    goodput = exact.outcome(intervals, save, 3600.0, restart=30.0).useful
+    intervals = young_daly.optimum(save, 3600.0)
+    goodput = young_daly.outcome(intervals, save, 3600.0, restart=30.0).useful
     assert isinstance(intervals, np.ndarray)
     assert isinstance(goodput, np.ndarray)
     for cost, interval, useful in zip(save, intervals, goodput, strict=True):
-        assert exact.optimum(float(cost), 3600.0) == pytest.approx(interval, rel=1e-14)
-        single = exact.outcome(float(interval), float(cost), 3600.0, restart=30.0).useful
+        assert young_daly.optimum(float(cost), 3600.0) == pytest.approx(interval, rel=1e-14)
+        single = young_daly.outcome(float(interval), float(cost), 3600.0, restart=30.0).useful
         assert single == pytest.approx(useful, rel=1e-12)
 
 
 def test_a_safe_recovery_follows_its_own_formula() -> None:
-    found = exact.outcome(1350.0, 120.0, 7593.75, restart=300, detect=60, safe_recovery=True)
+    found = young_daly.outcome(1350.0, 120.0, 7593.75, restart=300, detect=60, safe_recovery=True)
     wall = (7593.75 + 60 + 300) * math.expm1(1470 / 7593.75)
     assert found.useful == pytest.approx(1350 / wall, rel=1e-12)
 
 
 def test_the_page_of_two_thousand_gpus() -> None:
     # The transcription of the slides, eta M - C, would be C/2 below the optimum.
-    assert exact.optimum(120.0, 7593.75) == pytest.approx(1271.2, abs=0.05)
-    simulated = exact.outcome(1350.0, 120.0, 7593.75, restart=300, detect=60).useful
+    assert young_daly.optimum(120.0, 7593.75) == pytest.approx(1271.2, abs=0.05)
+    simulated = young_daly.outcome(1350.0, 120.0, 7593.75, restart=300, detect=60).useful
     assert simulated == pytest.approx(0.79383, abs=5e-6)
 
 
@@ -171,19 +173,21 @@ def test_the_page_of_two_thousand_gpus() -> None:
 def test_how_far_the_classic_rules_are_off(
     ratio: float, young: float, daly: float, lost: float
 ) -> None:
-    best = exact.optimum(ratio, 1.0)
+    best = young_daly.optimum(ratio, 1.0)
     assert 100 * (young_daly.young(ratio, 1.0) / best - 1) == pytest.approx(young, rel=0.01)
     assert 100 * (young_daly.daly(ratio, 1.0) / best - 1) == pytest.approx(daly, abs=6e-4, rel=0.03)
-    goodput = [exact.outcome(t, ratio, 1.0).useful for t in (best, young_daly.young(ratio, 1.0))]
+    goodput = [
+        young_daly.outcome(t, ratio, 1.0).useful for t in (best, young_daly.young(ratio, 1.0))
+    ]
     assert 100 * (goodput[0] - goodput[1]) == pytest.approx(lost, abs=0.006)
 
 
 def test_a_value_out_of_range_is_named() -> None:
     with pytest.raises(UsageError, match=r"the save cost must be at least 0 s, but is -3 s"):
-        exact.optimum(-3.0, 100.0)
+        young_daly.optimum(-3.0, 100.0)
     with pytest.raises(UsageError, match=r"the save cost must be a number, but is not a number"):
-        exact.optimum(math.nan, 100.0)
+        young_daly.optimum(math.nan, 100.0)
     with pytest.raises(UsageError, match=r"between failures must be above 0 s, but is 0 s"):
-        exact.optimum(np.ones(3), np.array([1.0, 0.0, -1.0]))
+        young_daly.optimum(np.ones(3), np.array([1.0, 0.0, -1.0]))
     with pytest.raises(UsageError, match=r"the interval must be finite, but is inf s"):
-        exact.outcome(math.inf, 1.0, 1.0)
+        young_daly.outcome(math.inf, 1.0, 1.0)

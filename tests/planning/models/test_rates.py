@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning import poisson, rates
+from ftckpt.planning import exposure, rates
 from ftckpt.planning.rates import DAY, HOUR, YEAR, Cause
 
 
@@ -60,12 +60,12 @@ def test_four_hundred_and_nineteen_in_54_days() -> None:
     [(0, 0, 3.69), (1, 0.0253, 5.57), (3, 0.619, 8.77), (10, 4.80, 18.39), (50, 37.11, 65.92)],
 )
 def test_printed_limits(count: int, low: float, high: float) -> None:
-    assert poisson.mean_limits(count) == pytest.approx((low, high), rel=2e-3)
+    assert exposure.mean_limits(count) == pytest.approx((low, high), rel=2e-3)
 
 
 @given(st.integers(1, 400), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_limits_leave_the_same_chance_on_either_side(count: int, confidence: float) -> None:
-    low, high = poisson.mean_limits(count, confidence)
+    low, high = exposure.mean_limits(count, confidence)
 
     def below(mean: float, events: int) -> float:
         """Sum the probabilities of fewer than `events` one by one."""
@@ -79,16 +79,16 @@ def test_limits_leave_the_same_chance_on_either_side(count: int, confidence: flo
 
 
 def test_many_failures_are_nearly_normal() -> None:
-    low, high = poisson.mean_limits(10**7)
+    low, high = exposure.mean_limits(10**7)
     assert low == pytest.approx(10**7 - 1.96 * math.sqrt(10**7), rel=1e-6)
     assert high == pytest.approx(10**7 + 1.96 * math.sqrt(10**7), rel=1e-6)
 
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError, match=r"whole number, but is 1\.5"):
-        poisson.mean_limits(1.5)  # type: ignore[arg-type]
+        exposure.mean_limits(1.5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the confidence must be at most"):
-        poisson.mean_limits(3, 1.0)
+        exposure.mean_limits(3, 1.0)
     with pytest.raises(UsageError, match="nothing says how often the job fails"):
         rates.combine([])
     with pytest.raises(UsageError, match="failure rate of gpu must be at least 0"):

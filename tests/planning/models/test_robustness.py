@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import asynchronous, exact, silent, spot, tiers, young_daly
-from ftckpt.planning.models.inputs import CopyTier, Pattern
-from ftckpt.planning.models.outcome import Outcome
+from ftckpt.planning.models import asynchronous, silent, spot, tiers, young_daly
+from ftckpt.planning.models.spot import CopyTier, Pattern
+from ftckpt.planning.models.young_daly import Outcome
 
 ANY = st.one_of(
     st.floats(),
@@ -25,8 +25,8 @@ ANY = st.one_of(
 )
 
 MODELS: dict[str, Callable[[float, float, float, float, float], object]] = {
-    "exact": lambda t, c, m, r, d: exact.outcome(t, c, m, restart=r, detect=d),
-    "safe": lambda t, c, m, r, d: exact.outcome(
+    "exact": lambda t, c, m, r, d: young_daly.outcome(t, c, m, restart=r, detect=d),
+    "safe": lambda t, c, m, r, d: young_daly.outcome(
         t, c, m, restart=r, detect=d, safe_recovery=True
     ),
     "asynchronous": lambda t, c, m, r, d: asynchronous.outcome(
@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[float, float, float, float, float], object]] = {
     "tiers": lambda t, c, m, r, d: tiers.outcome(
         Pattern((CopyTier("near", c, d, 0.9), CopyTier("far", c, r, 1)), t, (3,)), m, detect=d
     ),
-    "exact optimum": lambda t, c, m, r, d: exact.optimum(c, m),
+    "exact optimum": lambda t, c, m, r, d: young_daly.optimum(c, m),
     "asynchronous optimum": lambda t, c, m, r, d: asynchronous.optimum(c, m, flush=r),
     "young": lambda t, c, m, r, d: young_daly.young(c, m),
     "daly": lambda t, c, m, r, d: young_daly.daly(c, m),
@@ -78,7 +78,7 @@ def test_one_number_needs_no_numpy() -> None:
         "import sys\n"
         "from ftckpt.planning import rates\n"
         "from ftckpt.planning.models import asynchronous, exact, silent, spot, tiers\n"
-        "from ftckpt.planning.models.inputs import CopyTier\n"
+        "from ftckpt.planning.models.spot import CopyTier\n"
         "rates.observed(419, 54 * 86400)\n"
         "best = exact.optimum(60.0, 11135.0)\n"
         "exact.outcome(best, 60.0, 11135.0, restart=480, detect=120)\n"

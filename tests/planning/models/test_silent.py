@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import exact, silent
+from ftckpt.planning.models import silent, young_daly
 
 TIME = st.floats(0.01, 3000)
 
@@ -21,7 +21,7 @@ def test_without_silent_errors_verification_is_part_of_the_save(
     interval: float, save: float, restart: float, detect: float
 ) -> None:
     ours = silent.outcome(interval, 10, save, 0, 1 / 7200, restart=restart, detect=detect)
-    theirs = exact.outcome(interval, save + 10, 7200, restart=restart, detect=detect)
+    theirs = young_daly.outcome(interval, save + 10, 7200, restart=restart, detect=detect)
     for share in ("useful", "save", "detection", "restart"):
         assert getattr(ours, share) == pytest.approx(getattr(theirs, share), rel=1e-9)
 
@@ -88,7 +88,7 @@ def test_both_kinds_at_the_optimum() -> None:
 
 def test_without_silent_errors_the_search_finds_the_exact_optimum() -> None:
     assert silent.optimum(0, 120, 0, 1 / 7593.75) == pytest.approx(
-        exact.optimum(120.0, 7593.75), rel=1e-6
+        young_daly.optimum(120.0, 7593.75), rel=1e-6
     )
 
 

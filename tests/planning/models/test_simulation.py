@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UsageError
-from ftckpt.planning.models import asynchronous, exact, spot, tiers
-from ftckpt.planning.models.inputs import CopyTier, Costs, Pattern, Preemption
-from ftckpt.planning.models.outcome import Outcome
+from ftckpt.planning.models import asynchronous, spot, tiers, young_daly
+from ftckpt.planning.models.spot import CopyTier, Costs, Pattern, Preemption
+from ftckpt.planning.models.young_daly import Outcome
 from ftckpt.planning.simulation import (
     Exponential,
     Law,
@@ -25,13 +25,12 @@ from ftckpt.planning.simulation import (
     Weibull,
     agreement,
     complete,
-    completion,
+    result,
     simulate,
     simulate_tiers,
 )
 from ftckpt.planning.simulation.jobs import Jobs, Recovery
-from ftckpt.planning.simulation.ledger import ACCOUNTS, TimeLedger
-from ftckpt.planning.simulation.timeline import of_costs, of_pattern
+from ftckpt.planning.simulation.timeline import ACCOUNTS, TimeLedger, of_costs, of_pattern
 from tests.campaign import examples
 from tests.planning.models.plain_loop import Account, background, blocking, tiered
 
@@ -144,7 +143,7 @@ def test_blocking_saves_agree(interval: float, restart: float, detect: float, si
         failures=size.failures,
         seed=size.seed,
     )
-    check(exact.outcome(interval, 120, 7593.75, restart=restart, detect=detect), found)
+    check(young_daly.outcome(interval, 120, 7593.75, restart=restart, detect=detect), found)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,7 @@ def test_a_long_job_has_the_goodput_of_a_long_run(plan: tuple[float, Costs] | Pa
     if isinstance(plan, Pattern):
         closed = tiers.outcome(plan, 7593.75, detect=60)
     else:
-        closed = exact.outcome(plan[0], 120, 7593.75, restart=300, detect=60)
+        closed = young_daly.outcome(plan[0], 120, 7593.75, restart=300, detect=60)
     assert found.goodput == pytest.approx(float(closed.useful), abs=2e-3)
     assert found.p10 < found.p50 < found.p90
     assert found.mean == pytest.approx(60 * 86400 / found.goodput)
@@ -373,6 +372,6 @@ def test_nonsense_is_refused_in_a_sentence(run: Callable[[], object], words: str
 
 
 def test_a_job_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "MOST_FAILURES", 1000)
+    monkeypatch.setattr(result, "MOST_FAILURES", 1000)
     with pytest.raises(UsageError, match="not done after 1,000 failures"):
         complete(1e6, (1e6, Costs(9)), Exponential(9), runs=2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models import asynchronous, spot
-from ftckpt.planning.models.inputs import Preemption
+from ftckpt.planning.models.spot import Preemption
 
 TIME = st.floats(0.01, 3000)
 RATE = st.floats(1e-9, 1e-2)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import exact, tiers
-from ftckpt.planning.models.inputs import CopyTier, Pattern, shares
+from ftckpt.planning.models import tiers, young_daly
+from ftckpt.planning.models.spot import CopyTier, Pattern, shares
 from tests.campaign import examples
 
 NEAR, FAR = CopyTier("near", 4, 10, 0.9), CopyTier("far", 90, 120, 1)
@@ -84,7 +84,7 @@ def test_elimination_is_the_solution_of_all_equations(
 def test_one_tier_is_the_model_with_one_tier(
     interval: float, save: float, restart: float, detect: float
 ) -> None:
-    plain = exact.outcome(interval, save, 7200.0, restart=restart, detect=detect)
+    plain = young_daly.outcome(interval, save, 7200.0, restart=restart, detect=detect)
     alone = tiers.outcome(
         Pattern((CopyTier("far", save, restart, 1),), interval, ()), 7200.0, detect=detect
     )
@@ -115,7 +115,7 @@ def test_goodput_lies_between_the_two_first_order_estimates() -> None:
 def test_a_near_tier_pays() -> None:
     pattern = tiers.optimum((NEAR, FAR), 10800.0)
     both = tiers.outcome(pattern, 10800.0).useful
-    alone = exact.outcome(exact.optimum(90.0, 10800.0), 90.0, 10800.0, restart=120).useful
+    alone = young_daly.outcome(young_daly.optimum(90.0, 10800.0), 90.0, 10800.0, restart=120).useful
     assert alone == pytest.approx(0.867, abs=1e-3)
     assert both == pytest.approx(0.9328, abs=5e-5)
     assert pattern.counts == (14,)
@@ -173,7 +173,7 @@ def test_the_optimum_is_at_least_as_good_as_first_order(
     pair = (CopyTier("near", near, restart / 10, covers), CopyTier("far", far, restart, 1))
     best = tiers.optimum(pair, mtbf)
     goodput = float(tiers.outcome(best, mtbf).useful)
-    alone = exact.outcome(exact.optimum(far, mtbf), far, mtbf, restart=restart)
+    alone = young_daly.outcome(young_daly.optimum(far, mtbf), far, mtbf, restart=restart)
     if len(best.tiers) == 1:
         assert goodput == pytest.approx(float(alone.useful), rel=1e-8)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftckpt.planning.models import exact, young_daly
+from ftckpt.planning.models import young_daly
 from ftckpt.planning.rates import DAY, HOUR, from_daily
 
 
@@ -27,7 +27,7 @@ def test_three_conventions_of_waste_cross_a_fifth_at_three_places() -> None:
         return float(young_daly.per_period(young_daly.young(90, mtbf), 90, mtbf))
 
     def true(mtbf: float) -> float:
-        return float(exact.outcome(exact.optimum(90, mtbf), 90, mtbf).waste)
+        return float(young_daly.outcome(young_daly.optimum(90, mtbf), 90, mtbf).waste)
 
     assert crossing(first_order, 0.2) == pytest.approx(75.0, abs=0.05)
     assert crossing(per_period, 0.2) == pytest.approx(68.0, abs=0.05)
@@ -44,7 +44,9 @@ def test_effective_training_time_ratio_of_16384_gpus() -> None:
     mtbf = 1 / from_daily(6.50e-3, 16384 / 8)
     found = young_daly.ettr(30 * 60, 60, mtbf, restart=5 * 60)
     assert found.useful == pytest.approx(0.789, abs=5e-4)
-    assert exact.outcome(30 * 60, 60, mtbf, restart=5 * 60).useful == pytest.approx(0.798, abs=5e-4)
+    assert young_daly.outcome(30 * 60, 60, mtbf, restart=5 * 60).useful == pytest.approx(
+        0.798, abs=5e-4
+    )
     assert found.useful + found.save + found.lost + found.restart == pytest.approx(1)
 
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.replay.compare.elements import Closeup, look
+from ftckpt.replay.compare.verdict import Closeup, look
+from ftckpt.replay.processes import Settings
 from ftckpt.replay.record import journal
-from ftckpt.replay.record.floats import written
 from ftckpt.replay.record.journal import Journal
-from ftckpt.replay.settings import Settings
+from ftckpt.replay.record.log import written
 from tests.campaign import examples
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftckpt.replay.compare.unused_rng import idle_streams
+from ftckpt.replay.compare.logs import idle_streams
 from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
 from ftckpt.replay.record.log import Log
 from tests.replay.made import Change, log, stream

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.replay.compare.logs import compare
 from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
-from ftckpt.replay.record.events import EVENTS, ORDER
-from ftckpt.replay.record.floats import written
-from ftckpt.replay.record.log import ENDED, Log, StepRecord
+from ftckpt.replay.record.log import ENDED, EVENTS, ORDER, Log, StepRecord, written
 from tests.replay.made import Change, events, log, stream
 
 U = log(range(1, 9), "U")

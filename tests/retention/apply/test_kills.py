@@ -10,7 +10,7 @@ import pytest
 
 from ftckpt.errors import ExitCode
 from ftckpt.own_files import SUFFIX
-from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.apply.purge import trashed
 from tests.killing import kill_points
 from tests.retention.carrying import (
     DAY,

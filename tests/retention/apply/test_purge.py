@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import ExitCode, RefusedError
-from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.apply.purge import trashed
 from ftckpt.retention.locks import leases
 from ftckpt.retention.records import pins, write
 from tests.builders.small_format import read

@@ -12,9 +12,8 @@ from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta.bases import bases
 from ftckpt.retention.apply.prepare import prepare
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, trashed, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import trashed, undelete
 from ftckpt.retention.policy import Policy
 from ftckpt.storage import StoreOptions
 from tests.builders.archives import extract

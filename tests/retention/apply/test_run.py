@@ -20,14 +20,14 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.apply.purge import trashed
 from ftckpt.retention.document import dump_plan, load_plan
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold
 from ftckpt.retention.policy import DeleteLimit, Policy
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.trash.local import LocalTrash
-from ftckpt.storage.local import renaming
+from ftckpt.storage.local import folders
 from ftckpt.storage.local.store import LocalStore
 from tests.builders.small_format import read
 from tests.retention.carrying import (
@@ -290,12 +290,12 @@ def test_what_comes_back_without_its_base_is_said(tmp_path: Path) -> None:
 
 def deny(monkeypatch: pytest.MonkeyPatch, *names: str, code: int = errno.EACCES) -> None:
     """Let the system refuse to rename these."""
-    real = renaming.renameat2
+    real = folders.renameat2
 
     def refusing(source_dir: int, source: str, target_dir: int, target: str) -> int:
         return code if source in names else real(source_dir, source, target_dir, target)
 
-    monkeypatch.setattr(renaming, "renameat2", refusing)
+    monkeypatch.setattr(folders, "renameat2", refusing)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.operations.thinning import WeightsAlone
 from ftckpt.own_files import MANIFEST
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.thin import thin
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.document import dump_plan, load_plan
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins, tags

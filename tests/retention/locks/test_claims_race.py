@@ -19,7 +19,7 @@ from random import Random
 import pytest
 
 from ftckpt.discovery import resolve as opening
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
 from ftckpt.manifest import seal as sealing

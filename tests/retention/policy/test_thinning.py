@@ -14,7 +14,7 @@ from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
-from ftckpt.retention.policy.thin import MILESTONES
+from ftckpt.retention.policy.rules import MILESTONES
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from tests import campaign
 from tests.retention.history import History

@@ -13,7 +13,7 @@ import pytest
 from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS as CATALOG
 from ftckpt.retention.apply.prepare import prepare
-from ftckpt.retention.scan.inside import Suspects, suspects_in
+from ftckpt.retention.scan.classify import Suspects, suspects_in
 from tests.retention.carrying import (
     HOUR,
     KEEP_2,

@@ -9,7 +9,7 @@ import pytest
 
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import look
-from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.listing import open_part
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.seal import seal

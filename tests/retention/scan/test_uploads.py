@@ -12,7 +12,7 @@ from ftckpt.discovery.resolve import locate
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, UnavailableError
 from ftckpt.retention.apply.purge import purge
-from ftckpt.retention.scan.uploads import (
+from ftckpt.retention.scan.leftovers import (
     abort_own,
     dead_uploads,
     is_sent_to,

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
 from ftckpt.own_files import SUFFIX
 from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.purge import trashed
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import trashed
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.trash import BESIDE, Trashed, parse_trash_name, trash_name
-from ftckpt.storage.local import renaming
-from ftckpt.storage.local.removal import Removal
-from ftckpt.storage.local.renaming import rename_new
+from ftckpt.storage.local import folders
+from ftckpt.storage.local.folders import Removal, rename_new
 from tests.retention.calls import Calls, Killed
 from tests.retention.carrying import (
     DAY,
@@ -144,7 +143,7 @@ def test_a_rename_takes_no_name_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, supported: bool
 ) -> None:
     if not supported:
-        monkeypatch.setattr(renaming, "renameat2", lambda *names: errno.EINVAL)
+        monkeypatch.setattr(folders, "renameat2", lambda *names: errno.EINVAL)
     for name in ("a", "b"):
         (tmp_path / name).mkdir() if kind == "directory" else (tmp_path / name).write_text(name)
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -163,13 +162,13 @@ def test_a_rename_takes_no_name_that_is_taken(
 def test_a_rename_whose_answer_was_lost_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real = renaming.renameat2
+    real = folders.renameat2
 
     def repeated(*names: Any) -> int:
         real(*names)
         return code
 
-    monkeypatch.setattr(renaming, "renameat2", repeated)
+    monkeypatch.setattr(folders, "renameat2", repeated)
     (tmp_path / "a").write_text("a")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -186,14 +185,14 @@ def test_a_manifest_that_finds_its_name_taken_goes_back(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply_to(root)
-    real = renaming.renameat2
+    real = folders.renameat2
 
     def racing(source_dir: int, source: str, target_dir: int, target: str) -> int:
         if target == "step-2.pt":
             (root / target).write_text("a trainer was faster")
         return real(source_dir, source, target_dir, target)
 
-    monkeypatch.setattr(renaming, "renameat2", racing)
+    monkeypatch.setattr(folders, "renameat2", racing)
     assert undelete_in(root, "step-2.pt").code is ExitCode.REFUSED
     assert names_in(root) == {"step-3", "step-4", "step-2.pt"}
     (root / "step-2.pt").unlink()
@@ -390,7 +389,7 @@ def test_a_trash_beside_is_purged_and_counts(root: Path, monkeypatch: pytest.Mon
 def test_where_nothing_can_be_renamed_everything_stays(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renaming, "renameat2", lambda *names: errno.ENOSPC)
+    monkeypatch.setattr(folders, "renameat2", lambda *names: errno.ENOSPC)
     before = saved(root)
     applied = apply_to(root)
     assert applied.code is ExitCode.NO_RESOURCE
@@ -401,13 +400,13 @@ def test_where_nothing_can_be_renamed_everything_stays(
 def test_a_trash_on_another_filesystem_is_not_used(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = renaming.renameat2
+    real = folders.renameat2
 
     def across(source_dir: int, source: str, target_dir: int, target: str) -> int:
         far = "~step" in target and not target.startswith(BESIDE)
         return errno.EXDEV if far else real(source_dir, source, target_dir, target)
 
-    monkeypatch.setattr(renaming, "renameat2", across)
+    monkeypatch.setattr(folders, "renameat2", across)
     assert apply_to(root).code is ExitCode.OK
     assert undelete_in(root, "step-1").code is ExitCode.OK
 
@@ -513,9 +512,9 @@ class Stuck:
         self.removed: list[str] = []
         self.removals = removals
         self.code = code
-        self.rename, self.unlink = renaming.renameat2, os.unlink
+        self.rename, self.unlink = folders.renameat2, os.unlink
         full(monkeypatch, "mkdir", "open", "write", "pwrite")
-        monkeypatch.setattr(renaming, "renameat2", self._rename)
+        monkeypatch.setattr(folders, "renameat2", self._rename)
         monkeypatch.setattr(os, "unlink", self._unlink)
         free = 0 if code == errno.ENOSPC else 500
         system = os.statvfs_result((4096, 4096, 1000, free, free, 1000, 10, 10, 0, 255))

@@ -21,13 +21,12 @@ from ftckpt.errors import (
 )
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
-from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.purge import purge, undelete
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins
-from ftckpt.retention.scan import markers
+from ftckpt.retention.scan import classify
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.trash.tombstone import Tombstone
 from ftckpt.storage.store import Entry
@@ -103,7 +102,7 @@ class TestDropping:
     def test_where_no_small_file_commits_it_the_tombstone_alone_drops_it(
         self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(markers, "LARGEST", 50)
+        monkeypatch.setattr(classify, "LARGEST", 50)
         store.now = NOW - 9 * DAY
         store.put(f"step-0/{MARKER}", b'{"step": 0, "state": "good"}' + b" " * 50)
         store.now = NOW
@@ -443,7 +442,7 @@ class TestATransferThatWasUnderWay:
         store.delete([f"{self.PLACE}/{TRANSFER}"])
 
     def dropped(self, store: TimedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(markers, "LARGEST", 0)  # its data are larger than any marker
+        monkeypatch.setattr(classify, "LARGEST", 0)  # its data are larger than any marker
         self.begun(store)
         found = planned(store, now=store.now).found[self.PLACE]
         assert found.entry.entry_class is EntryClass.ABANDONED

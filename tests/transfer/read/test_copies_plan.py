@@ -12,8 +12,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.transfer.read.copies_plan import ElementMove, meeting, readings
-from ftckpt.transfer.read.geometry import StoredBox
+from ftckpt.transfer.read.copies_plan import ElementMove, StoredBox, meeting, readings
 from tests.builders.raw_checkpoint import cut
 
 _DTYPE = DTYPES["float32"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.coverage import intersection
-from ftckpt.transfer.read.geometry import Boxes
+from ftckpt.transfer.read.copies_plan import Boxes
 
 
 @st.composite

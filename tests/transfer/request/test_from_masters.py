@@ -16,7 +16,7 @@ import ftckpt
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.local.store import LocalStore
-from ftckpt.transfer.request.from_masters import from_masters
+from ftckpt.transfer.request.change_dtype import from_masters
 from ftckpt.transfer.request.narrowing import Only, only
 from tests.faults.cli import here
 from tests.transfer.contents import content_of

@@ -7,7 +7,7 @@ import pytest
 from ftckpt.errors import IncompleteError, NotFoundError
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
-from ftckpt.transfer.request.source_changes import blamed
+from ftckpt.transfer.request.example import blamed
 
 
 def test_what_a_stale_listing_still_shows_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_a_transfer_is_of_one_place(tmp_path: Path) -> None:
 
     from ftckpt import open_checkpoint
     from ftckpt.transfer.layout import Layout
-    from ftckpt.transfer.write.journal import fingerprint
+    from ftckpt.transfer.write.blocks import fingerprint
 
     plans = set()
     for step in ("step-1", "step-2", "step-1"):

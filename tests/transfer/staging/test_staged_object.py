@@ -34,8 +34,8 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.transfer.run import TransferReport
 from ftckpt.transfer.staging import object as object_staging
-from ftckpt.transfer.staging import staged_object
-from ftckpt.transfer.staging.staged_object import StagedObject
+from ftckpt.transfer.staging import remote
+from ftckpt.transfer.staging.remote import StagedObject
 from tests.campaign import examples
 from tests.commands.golden import RUN
 from tests.replication.replicas import STORES, KilledError, killed, require_good
@@ -162,7 +162,7 @@ def test_only_what_was_proven_is_shown(place: str, monkeypatch: pytest.MonkeyPat
         staged.put("one.pt", staged.read("one.pt")[::-1])
 
     with monkeypatch.context() as patch:
-        patch.setattr(staged_object, "claim", claim)
+        patch.setattr(remote, "claim", claim)
         with pytest.raises(IncompleteError, match="was replaced"):
             _convert(f"{place}/one.pt")
     assert "one.pt" not in _held(place)

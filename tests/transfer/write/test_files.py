@@ -22,12 +22,11 @@ from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment
+from ftckpt.transfer.read.copies_plan import boxes_of_range, whole_rows
 from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.transfer.read.geometry import boxes_of_range, whole_rows
 from ftckpt.transfer.staging import StagedFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade
-from ftckpt.transfer.write.files import Built, build
-from ftckpt.transfer.write.in_processes import MadeShare, make_shares
+from ftckpt.transfer.write.files import Built, MadeShare, build, make_shares
 from ftckpt.workers import Work
 from tests.builders.materialise import file_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint, slices

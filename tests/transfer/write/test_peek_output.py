@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import ftckpt.digests.blocks
 import ftckpt.transfer.write.blocks
-import ftckpt.transfer.write.in_processes
+import ftckpt.transfer.write.files
 import ftckpt.workers.processes
 from ftckpt.checkpoint import Decoding
 from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging.local import LocalStaging
-from ftckpt.transfer.write.in_processes import make_shares
+from ftckpt.transfer.write.files import make_shares
 from ftckpt.transfer.write.peek_output import Peek, Written, depth_of, depths_of, in_order
 from tests.builders.materialise import file_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint
@@ -113,7 +113,7 @@ def test_what_others_need_is_made_first(tmp_path: Path, monkeypatch: pytest.Monk
     for module in (
         ftckpt.digests.blocks,
         ftckpt.transfer.write.blocks,
-        ftckpt.transfer.write.in_processes,
+        ftckpt.transfer.write.files,
     ):
         monkeypatch.setattr(module, "BLOCK", 32)
     content = content_of(dict.fromkeys("abcd", ("model", "param", (8,), "float32")))

@@ -10,7 +10,7 @@ import pytest
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.megatron.job.group_records import GroupState
+from ftckpt.formats.megatron.job.groups import GroupState
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.state.stored_names import is_common

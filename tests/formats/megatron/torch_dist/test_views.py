@@ -16,9 +16,8 @@ from ftckpt.errors import NoResourceError, UnsupportedError
 from ftckpt.formats.dcp.records import Chunk, StoredItem
 from ftckpt.formats.dcp.tensors import ListedChunks
 from ftckpt.formats.megatron.job.registration import expert_of, registrations
-from ftckpt.formats.megatron.torch_dist.names import logical, spelling
+from ftckpt.formats.megatron.torch_dist.names import logical, rows_of, shard_shape, spelling
 from ftckpt.formats.megatron.torch_dist.optimizer_buckets import unbucketed
-from ftckpt.formats.megatron.torch_dist.pieces import rows_of, shard_shape
 
 FP32 = DTYPES["float32"]
 

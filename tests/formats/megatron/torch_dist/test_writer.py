@@ -18,8 +18,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.torch_dist.legacy_names import JobNames
-from ftckpt.formats.megatron.torch_dist.packed import PackedTensors
+from ftckpt.formats.megatron.torch_dist.legacy_names import JobNames, PackedTensors
 from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.transfer.content import Content, TargetTensor
