@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.alerts import AlertOptions, Alerts
 from ftckpt.commands.cli.invocation import Invocation, Relay, Result
-from ftckpt.commands.cli.render import human_bytes, human_duration, printable
-from ftckpt.errors import ExitCode, UsageError
-from ftckpt.findings import counted
+from ftckpt.commands.cli.render import brief_duration, human_bytes, human_duration, printable, table
+from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
+from ftckpt.findings import Severity, counted
 from ftckpt.operations import checking
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ class _Printer(Relay):
 
     def end(self, report: PlaceReport) -> None:
         """Print the verdict on a single checkpoint."""
-        self.told.append(report.message)
-        _tell(self.invocation, report)
+        if self.everything and report.code is not ExitCode.OK:
+            self.invocation.print(_failed(report))
+        else:
+            self.told.append(report.message)
+            _tell(self.invocation, report)
 
 
 def observer(invocation: Invocation, given: Mapping[str, Any]) -> Observer:
@@ -75,9 +78,52 @@ def render(invocation: Invocation, report: PlaceReport, _: Mapping[str, Any]) ->
             if finding.severity == "error":
                 alerts.add(finding.kind, finding.message, "", [finding.file or ""])
         alerts.complete()
+    if len(report.checkpoints) > 1:
+        invocation.print()
+        invocation.print(_summary(report))
     if report.code is not ExitCode.OK and report.message not in invocation.screen.told:
         invocation.complain(report.code, report.message, report.hint)
     return Result(report.code, report.message, report.hint)
+
+
+def _failed(report: PlaceReport) -> str:
+    """Say that one of several did not pass; its findings stand above, and why is not said again."""
+    code = f"{report.code.name} (exit code {int(report.code)})"
+    return code if report.findings else f"{code}: {report.message}"
+
+
+def _summary(report: PlaceReport) -> str:
+    """Return the verdicts on all checkpoints of a root, one a row, with the worst finding."""
+    from ftckpt.discovery.step_names import step_in_name
+
+    prefix = report.url.rstrip("/") + "/"
+    rows = [
+        [
+            _or_dash(step_in_name(one.url.rstrip("/")) if one.step is None else one.step),
+            one.url.removeprefix(prefix),
+            "ok" if one.code is ExitCode.OK else one.code.name,
+            _worst(one),
+        ]
+        for one in report.checkpoints
+    ]
+    return table(["step>", "name", "verdict", "worst finding"], rows)
+
+
+def _or_dash(step: int | None) -> object:
+    return "-" if step is None else step
+
+
+def _worst(report: PlaceReport) -> str:
+    """Return the kind and place of the worst finding, and how many there are beside it."""
+    weights = list(Severity)
+    found = [one for one in report.findings if one.severity is not Severity.NOTE]
+    found.sort(key=lambda one: (weights.index(one.severity), PRECEDENCE.index(one.code)))
+    if not found:
+        return "" if report.code is ExitCode.OK else report.message
+    first, *rest = found
+    place = first.file or first.tensor
+    said = f"{first.kind}: {place}" if place else f"{first.kind}"
+    return f"{said}, and {len(rest)} more" if rest else said
 
 
 def _progress(scrub: ScrubSummary) -> str:
@@ -87,7 +133,7 @@ def _progress(scrub: ScrubSummary) -> str:
         told += f" ({scrub.unproven} without evidence of its content: ftckpt seal records it)"
     if scrub.oldest is None:
         return f"{told}; {scrub.never} not read since saved"
-    age = human_duration(max(0.0, time.time() - scrub.oldest))
+    age = brief_duration(max(60.0, time.time() - scrub.oldest))
     return f"{told}; all of them in the last {age}"
 
 

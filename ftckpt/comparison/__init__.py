@@ -15,7 +15,7 @@ from itertools import chain
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.findings import Finding, Severity, finding, from_error, in_file
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification.record_sums import ByteRun, ReadSums, RecordIndex
@@ -234,8 +234,8 @@ def _lost(content: Content, known: Collection[str] | None = None) -> Iterator[Fi
     for one in _wrong(content.checkpoint):
         if known is not None and (one.file is None or one.file in known):
             continue
-        file = None if one.file is None else source.store.describe(source.path(one.file))
-        yield replace(one, file=file)
+        file = one.file
+        yield one if file is None else in_file(one, source.store.describe(source.path(file)))
 
 
 def _wrong(checkpoint: Checkpoint) -> list[Finding]:
