@@ -99,7 +99,7 @@ def _summary(report: PlaceReport) -> str:
     prefix = report.url.rstrip("/") + "/"
     rows = [
         [
-            _or_dash(step_in_name(one.url.rstrip("/")) if one.step is None else one.step),
+            _or_dash(step_in_name(_last(one.url)) if one.step is None else one.step),
             one.url.removeprefix(prefix),
             "ok" if one.code is ExitCode.OK else one.code.name,
             _worst(one),
@@ -107,6 +107,10 @@ def _summary(report: PlaceReport) -> str:
         for one in report.checkpoints
     ]
     return table(["step>", "name", "verdict", "worst finding"], rows)
+
+
+def _last(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def _or_dash(step: int | None) -> object:

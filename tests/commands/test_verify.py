@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_root_of_several_ends_with_a_table(here: Path) -> None:
 
 def test_a_finding_says_nothing_twice() -> None:
     file, key = "rank_0/a.pt", "exp_avg:0.weight"
-    place = {"file": file, "tensor": key, "rank": 1, "offset": 8, "length": 4}
+    place: dict[str, Any] = {"file": file, "tensor": key, "rank": 1, "offset": 8, "length": 4}
     whole = finding("bad-crc", "the bytes differ", **place)
     assert described(whole) == (
         "error: bad-crc [rank_0/a.pt, bytes 8-12, exp_avg:0.weight, rank 1]: the bytes differ"
