@@ -27,8 +27,10 @@ _ftckpt() {
         "inspect --progress") words="auto json" ;;
         "inspect --tensor"|"inspect --match"|"inspect --also") ask=1 ;;
         "inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
+        "ls --sort") words="step age size name" ;;
         "ls --progress") words="auto json" ;;
-        "ls --endpoint"|"ls --profile"|"ls --region"|"ls --retry-seconds") return ;;
+        "ls --tag") ask=1 ;;
+        "ls --older-than"|"ls --newer-than"|"ls --class"|"ls --endpoint"|"ls --profile"|"ls --region"|"ls --retry-seconds") return ;;
         "du --progress") words="auto json" ;;
         "du --match"|"du --also") ask=1 ;;
         "du --depth"|"du -d"|"du --max-memory"|"du --endpoint"|"du --profile"|"du --region"|"du --retry-seconds") return ;;
@@ -123,7 +125,7 @@ _ftckpt() {
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart") return ;;
         "status --progress") words="auto json" ;;
         "status --tier") ask=1 ;;
-        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
+        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --plot"|"status --watch"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
         "incidents --progress") words="auto json" ;;
         "incidents --job"|"incidents --timezone"|"incidents --together"|"incidents --nodes"|"incidents --run"|"incidents --prometheus"|"incidents --html") return ;;
         "guard --verify") words="structure content values" ;;
@@ -152,8 +154,8 @@ _ftckpt() {
     if [[ -z $words$ask && $current == -* ]]; then
         case $verb in
             "") words="--version --debug --help -h" ;;
-            "inspect") words="--tensors --files --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "inspect") words="--tensors --files --objects --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "ls") words="--all --sort --older-than --newer-than --class --tag --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "cat") words="--slice --also --max-memory --format --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "verify") words="--level --require --all --oldest-first --budget --also --against --manifest --sample --strict --fail-fast --remember --ledger --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -186,7 +188,7 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --ledger --prometheus --on-alert --alert-url --alert-state --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --ledger --prometheus --on-alert --alert-url --alert-state --plot --watch --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "incidents") words="--job --timezone --together --nodes --run --prometheus --all --html --json --quiet -q --progress --debug --help -h" ;;
             "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --nodes --job --no-lock --reshard-to-world --scratch --reader --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --alert-url --prometheus --iteration-file --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;

@@ -101,10 +101,6 @@ _SEAL = "ftckpt seal records evidence, after each save"
 _ABANDONED = 3
 
 
-# No trainer saves that often: the files were copied, and their times are of the copy.
-_A_SAVE = 1.0
-
-
 class AlertKind(StrEnum):
     """What is wrong. Each is a word that scripts and monitors may match."""
 
@@ -282,7 +278,7 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         return
     if held.bad:
         worst = held.bad[0]
-        more = f"; {counted(len(held.bad) - 1, 'more')}" if held.bad[1:] else ""
+        more = f"; {len(held.bad) - 1} more" if held.bad[1:] else ""
         yield Alert(
             AlertKind.CORRUPT,
             f"{worst.path} is known to be bad: {worst.message} ({worst.code}){more}",
@@ -314,9 +310,7 @@ def _late(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.STALE,
             f"the last save is {shown_duration(facts.age_s)} old, and one is made every "
             f"{shown_duration(facts.interval_s)}",
-            "is the job running? its log, and squeue or kubectl, say so"
-            if facts.interval_s >= _A_SAVE
-            else "such times are those of a copy: --expect-interval says how often a save is due",
+            "is the job running? its log, and squeue or kubectl, say so",
         )
 
 

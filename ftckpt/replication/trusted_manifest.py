@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ftckpt.amounts import human_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.blocks import hash_files
 from ftckpt.digests.crc import combine
@@ -117,7 +118,9 @@ def require_alike(source: Source, replica: Source, found: Diagnosis) -> None:
         RefusedError: more than half of its bytes are not the replica's.
     """
     if 2 * found.bad_bytes > found.nbytes:
-        share = f"{found.bad_bytes} of {found.nbytes} bytes are not the replica's"
+        share = (
+            f"{human_bytes(found.bad_bytes)} of {human_bytes(found.nbytes)} are not the replica's"
+        )
         raise _other(source, replica, f"it has no manifest, and {share}")
 
 
@@ -236,7 +239,7 @@ def _unknown(replica: Source, why: str) -> UnverifiedError:
 
 def _of(manifest: Manifest) -> str:
     step = "a step that is not known" if manifest.step is None else f"step {manifest.step}"
-    return f"{step}, {len(manifest.files)} files, {manifest.nbytes} bytes"
+    return f"{step}, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}"
 
 
 def _other(source: Source, replica: Source, why: str) -> RefusedError:
