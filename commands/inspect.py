@@ -37,7 +37,7 @@ class _Listing(Relay):
                 [row.path, "" if row.step is None else row.step, row.format, row.commit]
                 for row in fields["root"].checkpoints
             ]
-            columns = ["checkpoint", "step>", "format", "names say"]
+            columns = ["checkpoint", "step>", "format", "commit by names"]
             self.invocation.print(render_.table(columns, cells))
             self.invocation.print()
 

@@ -278,10 +278,11 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         return
     if held.bad:
         worst = held.bad[0]
-        more = f"; {len(held.bad) - 1} more" if held.bad[1:] else ""
+        rest = len(held.bad) - 1
+        more = f"; so {'is' if rest == 1 else 'are'} {rest} more" if rest else ""
         yield Alert(
             AlertKind.CORRUPT,
-            f"{worst.path} is known to be bad: {worst.message} ({worst.code}){more}",
+            f"{worst.path} is known to be bad: {worst.message}{more}",
             f"ftckpt verify {shlex.quote(worst.path)} says where",
             tuple(one.path.rstrip("/").rpartition("/")[2] for one in held.bad),
         )

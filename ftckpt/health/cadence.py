@@ -23,7 +23,8 @@ NEWEST = 256
 
 # No trainer saves that often.
 _A_SAVE = 1.0
-# So many saves without a pause longer than so many of those between their files are a copy's.
+# At least four saves, each with no longer a pause before it than two of those between its files,
+# are a copy's.
 _SEVERAL, _ALIKE = 4, 2.0
 
 # A step that took this much longer than the median one between the same two saves was not training.

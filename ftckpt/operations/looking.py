@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftckpt.errors import ExitCode, NotFoundError
+from ftckpt.findings import finding
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.storage import StoreOptions
@@ -307,6 +308,8 @@ def inspect(
         from ftckpt.verification.structure import with_structure
 
         found = with_structure(found, held)
+    else:
+        found = replace(found, notes=(*found.notes, *_absent(held, found.notes)))
     known = _known_step(held, found, stores)
     return _inspected(held, found, known, shown, named, files=files, objects=objects)
 
@@ -426,6 +429,14 @@ def _files(checkpoint: Checkpoint) -> tuple[ListedFile, ...]:
         )
         for name, entry in source.entries.items()
     )  # fmt: skip
+
+
+def _absent(checkpoint: Checkpoint, notes: Sequence[Finding]) -> list[Finding]:
+    """Return a finding for each file of tensors that the listing lacks, and no note tells of."""
+    source, told = checkpoint.source, {note.file for note in notes}
+    needed = {p.extent.file for info in checkpoint.tensors.values() for p in info.pieces}
+    gone = sorted({source.stored(file) for file in needed} - source.entries.keys() - told)
+    return [finding("missing-file", f"{file} is missing", file=file) for file in gone]
 
 
 def _objects(checkpoint: Checkpoint) -> tuple[ListedObject, ...]:

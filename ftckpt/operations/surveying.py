@@ -206,7 +206,9 @@ class _Wanted(NamedTuple):
         asked = frozenset(one.upper().replace("-", " ") for one in classes)
         for one in sorted(asked - set(known)):
             names = ", ".join(word.lower().replace(" ", "-") for word in known)
-            raise UsageError(f"there is no class {one.lower()}", hint=f"the classes are {names}")
+            raise UsageError(
+                f"--class does not know {one.lower()}", hint=f"the classes are {names}"
+            )
         return cls(
             None if older == "" else seconds(older, "--older-than"),
             None if newer == "" else seconds(newer, "--newer-than"),

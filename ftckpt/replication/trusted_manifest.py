@@ -292,6 +292,8 @@ class ManifestEvidence(BlockJudge):
     def __init__(self, manifest: Manifest, owners: Owners | None = None) -> None:
         self._manifest = manifest
         self._owners = owners
+        # The first record of a block that does not match, where it lies in that block alone.
+        self._first: dict[tuple[str, int], Range] = {}
         self.covered = manifest.nbytes
 
     def doubts(self, path: str, blocks: Mapping[int, BlockMade]) -> Sequence[int]:
@@ -339,12 +341,12 @@ class RecordEvidence(BlockJudge):
     def doubts(self, path: str, blocks: Mapping[int, BlockMade]) -> Sequence[int]:
         """Compare every record that lies in `blocks` alone."""
         known = self._crcs.get(path, {})
-        wrong = {
-            number
-            for number, made in blocks.items()
-            for start, stop, crc in made.sums
-            if known.get((start, stop), crc) != crc
-        }
+        wrong = set[int]()
+        for number, made in blocks.items():
+            for start, stop, crc in made.sums:
+                if known.get((start, stop), crc) != crc:
+                    wrong.add(number)
+                    self._first.setdefault((path, number), (start, stop))
         for start, stop in self._long.get(path, ()):
             inside = range(start // BLOCK, (stop - 1) // BLOCK + 1)
             if all(number in blocks for number in inside):
@@ -356,8 +358,9 @@ class RecordEvidence(BlockJudge):
     def damage(self, path: str, number: int, length: int) -> FtckptError:
         """Name the bytes and what lies in them."""
         offset = number * BLOCK
-        message = f"a record does not match its CRC-32 in bytes {offset} to {offset + length}"
-        message += f" of {path}"
+        start, stop = self._first.get((path, number), (offset, offset + length))
+        offset, length = start, stop - start
+        message = f"a record does not match its CRC-32 in bytes {start} to {stop} of {path}"
         return as_error(damaged("bad-crc", message, path, offset, length, self._owners), _HINT)
 
 

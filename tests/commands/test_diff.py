@@ -207,7 +207,9 @@ def test_a_missing_file_is_4_and_the_rest_is_compared(here: Path) -> None:
     assert done.returncode == 4
     # One line for all that it befell, and no numbers of what was not read.
     (said,) = [line for line in done.stdout.splitlines() if "missing-file" in line]
-    assert re.fullmatch(r"error: missing-file \[\S+ and \d+ more\]: __0_1\.distcp is missing", said)
+    assert re.fullmatch(
+        r"error: missing-file \[\S+ and \d+ more\]: run/step-2/__0_1\.distcp is missing", said
+    )
     assert re.search(r"^component +tensors +unread +not equal ", done.stdout, re.MULTILINE)
     document = diff(here / "run/step-1", here / "run/step-2", code=4)
     counts = document["total"]["counts"]

@@ -151,7 +151,7 @@ def test_what_cannot_be_granted_is_said(saved: Path) -> None:
     with pytest.raises(UsageError):
         ftckpt.load(saved / "dcp", device="tpu")
     with pytest.raises(TypeError):
-        ftckpt.load(saved / "dcp", dps=(4, 4))
+        ftckpt.load(saved / "dcp", dps=(4, 4))  # type: ignore[call-arg]
 
 
 def test_damage_is_an_error_here_too(saved: Path, tmp_path: Path) -> None:
