@@ -292,8 +292,6 @@ class ManifestEvidence(BlockJudge):
     def __init__(self, manifest: Manifest, owners: Owners | None = None) -> None:
         self._manifest = manifest
         self._owners = owners
-        # The first record of a block that does not match, where it lies in that block alone.
-        self._first: dict[tuple[str, int], Range] = {}
         self.covered = manifest.nbytes
 
     def doubts(self, path: str, blocks: Mapping[int, BlockMade]) -> Sequence[int]:
@@ -321,6 +319,8 @@ class RecordEvidence(BlockJudge):
     def __init__(self, crcs: Mapping[str, Mapping[Range, int]], owners: Owners | None) -> None:
         self._crcs = crcs
         self._owners = owners
+        # The first record of a block that does not match, where it lies in that block alone.
+        self._first: dict[tuple[str, int], Range] = {}
         # Those that lie in several blocks, by file.
         self._long = {
             path: [r for r in found if r[0] // BLOCK != (r[1] - 1) // BLOCK]
