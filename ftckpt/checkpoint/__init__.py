@@ -108,6 +108,7 @@ class SelfCheck(NamedTuple):
         read: reads them; raises CorruptError if they are damaged.
         follows: whether it can use what the previous check has decoded.
         only_decodes: whether it compares nothing: reading the tensor would show the same.
+        of_reading: whether each reading of the tensor makes this very check.
     """
 
     extent: Extent
@@ -116,6 +117,7 @@ class SelfCheck(NamedTuple):
     read: Callable[[], None]
     follows: bool = False
     only_decodes: bool = False
+    of_reading: bool = False
 
 
 class Decoding:
@@ -126,6 +128,11 @@ class Decoding:
 
     def __bool__(self) -> bool:
         """Return whether tensors are decoded at all; opens nothing."""
+        return False
+
+    @property
+    def proves_reads(self) -> bool:
+        """Whether nothing can be read of a tensor that its own digests do not prove."""
         return False
 
     @property
