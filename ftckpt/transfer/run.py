@@ -189,7 +189,7 @@ def transfer(
     proven = parts is None and content.checkpoint.decoding.proves_reads
     try:
         return carry_out(options, once=once, proven=proven)
-    except _MisreadError:
+    except MisreadError:
         # Read wrongly once and rightly then: what was built of it is wrong.
         return carry_out(replace(options, restart=True))
     except CorruptError:
@@ -199,7 +199,7 @@ def transfer(
         return carry_out(replace(options, restart=True))
 
 
-class _MisreadError(FtckptError):
+class MisreadError(FtckptError):
     """Bytes of the source came otherwise for the transfer than for its check."""
 
 
@@ -229,7 +229,7 @@ def _carry_out(
     """Do what `transfer` says; `once`: by one reading of the source; `proven`: that is proven.
 
     Raises:
-        _MisreadError: the source was read wrongly, and is whole.
+        MisreadError: the source was read wrongly, and is whole.
     """
     started = time.monotonic()
     source = content.checkpoint
@@ -277,7 +277,7 @@ def _carry_out(
                 extra += checked.bytes_read - seen.taken
                 if seen.differing:
                     staging.forget()
-                    raise _MisreadError(f"{seen.differing[0]} was read wrongly once")
+                    raise MisreadError(f"{seen.differing[0]} was read wrongly once")
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:
