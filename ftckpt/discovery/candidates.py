@@ -105,6 +105,7 @@ class Walk:
         pool: list[tuple[float, bool, int, int, tuple[float, ...], str, Looked]] = []
         begun = False
         apart: list[Looked] = []
+        pointed = {pointer.target for pointer in self.root.pointers}
         while waiting or pool:
             # An unopened candidate is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
@@ -132,6 +133,8 @@ class Walk:
                 yield from in_order(self.root, [entry[-1] for entry in pool])
                 return
             looked = heapq.heappop(pool)[-1]
+            if looked.known_step is not None and looked.candidate.path in pointed:
+                apart = []  # a restart takes these, and the one before where this one is damaged
             if apart and looked.error is None:
                 yield from between(self.root, looked, apart)
                 return
@@ -193,7 +196,8 @@ def look(
 ) -> Looked | None:
     """Recognise a candidate and read the step from its content; None if it is foreign.
 
-    Where its content says none, its other counters are added to `counts`.
+    Its counters are added to `counts` where its content says no step, and where a sibling whose
+    name is a word (`model_last.pt`) may have the same ones.
     """
     if candidate.staging:
         by = "by its name" if finished_name(candidate.path) != candidate.path else "by its marker"
@@ -215,7 +219,7 @@ def look(
             return Looked(candidate, child)
         opened = open_part(root.store, child.part)
         found = _with_content(Looked(candidate, child), opened)
-        if counts is not None and found.step is None and not found.damaged:
+        if counts is not None and not found.damaged and _may_order(found):
             counts[candidate.path] = counts_in(opened)
         return found
     except NoStateError:
@@ -224,6 +228,11 @@ def look(
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def _may_order(looked: Looked) -> bool:
+    nameless = looked.candidate.step is None and looked.candidate.entry.kind is EntryKind.FILE
+    return looked.step is None or nameless
 
 
 def steps_of(root: Root, children: Sequence[Child]) -> dict[str, int | None]:

@@ -162,7 +162,7 @@ def with_steps(root: Root, looked: Iterable[Looked]) -> list[Looked]:
         known = place.rank is not None and not (place.last and place.rank < top)
         rank = place.rank if known else None
         found[n] = one._replace(step=place.step, place=rank, astray=not known)
-    stepped = {_kind(one) for one in found if one.known_step is not None} - {""}
+    stepped = {_kind(one) for one in found if one.known_step is not None and one.child is not None}
     return [
         one._replace(astray=True) if _is_last(one) and _kind(one) in stepped else one
         for one in found
@@ -176,9 +176,7 @@ def _is_last(one: Looked) -> bool:
 
 
 def _kind(one: Looked) -> str:
-    """Return the format of a save of several parts; "" for any other."""
-    part = None if one.child is None else one.child.part
-    return part.format.name if part is not None and part.recognition.by_names else ""
+    return "" if one.child is None else one.child.part.format.name
 
 
 def _is_told(one: Looked) -> bool:
