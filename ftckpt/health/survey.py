@@ -120,6 +120,7 @@ class Survey:
         together: how many of the first of them make one save.
         halves: names of later files, of which the other half of a save is not there.
         doubt: why no save is known to be the newest; "" where one is.
+        unread: why the newest save is read in part or not at all; "" where it is read.
     """
 
     url: str
@@ -135,6 +136,7 @@ class Survey:
     together: int = 1
     halves: tuple[str, ...] = ()
     doubt: str = ""
+    unread: str = ""
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -268,7 +270,10 @@ def with_newest(found: Survey, now: float) -> Survey:
             members[one.entry.name] = now_is
             held[one.entry.name] = replace(one, entry=now_is.entry)
             continue
-        if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
+        if now_is is not None and now_is.entry.entry_class is EntryClass.FOREIGN:
+            found = replace(found, unread=f"{one.entry.name}: {now_is.entry.why}")
+            break
+        if now_is is None or now_is.entry.entry_class is EntryClass.COMMITTED:
             if number < found.together:
                 continue
             break

@@ -1,0 +1,203 @@
+"""Saves of F5-TTS, of a pipeline without ZeRO beside exports, and of ranks that nothing joins.
+
+F5-TTS counts `update` and writes `model_last.pt` between its numbered saves; diffusion-pipe saves
+the layers of a DeepSpeed pipeline and exports an adapter each epoch; NxD writes a file a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.json_run import ftckpt_json
+
+
+def weights(fill: float) -> dict[str, torch.Tensor]:
+    return {"proj.weight": torch.full((6, 4), fill), "out.weight": torch.full((4, 4), fill)}
+
+
+def adam(state: dict[str, torch.Tensor], step: int) -> dict[str, Any]:
+    moments = {
+        n: {
+            "step": torch.tensor(float(step)),
+            "exp_avg": torch.full_like(one, 0.5, dtype=torch.float32),
+            "exp_avg_sq": torch.full_like(one, 0.25, dtype=torch.float32),
+        }
+        for n, one in enumerate(state.values())
+    }
+    return {"state": moments, "param_groups": [{"lr": 1e-4, "params": list(moments)}]}
+
+
+def newest(root: Path, *words: str) -> tuple[int, str]:
+    """Return the code of `latest` and the name that it prints."""
+    said = ftckpt_json("latest", str(root), *words)
+    return int(said["result"]["code"]), Path(said.get("path") or "").name
+
+
+def code(*words: str) -> int:
+    return int(ftckpt_json(*words)["result"]["code"])
+
+
+@pytest.fixture
+def speech(tmp_path: Path) -> Path:
+    root = tmp_path / "my_speak"
+    root.mkdir()
+
+    def save(name: str, update: int) -> None:
+        model = weights(float(update))
+        state = {
+            "model_state_dict": model,
+            "optimizer_state_dict": adam(model, update),
+            "ema_model_state_dict": {"initted": torch.tensor(True), "step": torch.tensor(update)}
+            | {f"ema_model.{key}": one * 0.9 for key, one in model.items()},
+            "update": update,
+        }
+        torch.save(state, root / name)
+
+    for update in (9000, 9500, 10000):
+        save(f"model_{update}.pt", update)
+    save("model_last.pt", 10700)
+    torch.save(
+        {"ema_model_state_dict": {"step": torch.tensor(1)} | weights(7.0)},
+        root / "pretrained_model_1250000.pt",
+    )
+    return root
+
+
+def test_the_last_save_has_its_place_by_the_count_of_its_siblings(speech: Path) -> None:
+    assert newest(speech) == (0, "model_last.pt")
+    assert newest(speech, "--verify", "content") == (0, "model_last.pt")
+    assert ftckpt_json("status", str(speech))["runs"][0]["newest"]["name"] == "model_last.pt"
+
+
+def test_the_last_save_is_not_of_a_step_below_its_count(speech: Path) -> None:
+    assert newest(speech, "--step-at-most", "10600") == (0, "model_10000.pt")
+
+
+def test_a_cut_last_save_is_passed_over(speech: Path) -> None:
+    last = speech / "model_last.pt"
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    assert newest(speech) == (0, "model_10000.pt")
+    assert code("verify", str(last)) == 4
+
+
+def test_a_last_save_that_counts_nothing_beside_steps_is_no_order(speech: Path) -> None:
+    torch.save({"model_state_dict": weights(1.0)}, speech / "model_last.pt")
+    assert newest(speech)[0] == 6
+    assert "model_last.pt" in ftckpt_json("latest", str(speech))["result"]["message"]
+
+
+LAYERS = 4
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """Return a run of a pipeline of two stages; the first and last layers are frozen."""
+    root = tmp_path / "20261127_18-04-11"
+
+    def layer(number: int, fill: float) -> dict[str, torch.Tensor]:
+        if number in (0, LAYERS - 1):
+            return {}
+        halves = {"lora_A": (2, 6), "lora_B": (6, 2)}
+        return {
+            f"block.q.{key}.default.weight": torch.full(shape, fill + number, dtype=torch.bfloat16)
+            for key, shape in halves.items()
+        }
+
+    for epoch in (1, 2, 3):
+        step = epoch * 500
+        tag = root / f"global_step{step}"
+        tag.mkdir(parents=True)
+        for number in range(LAYERS):
+            torch.save(layer(number, step), tag / f"layer_{number:02d}-model_states.pt")
+        for stage in (0, 1):
+            state = {
+                "module": None, "buffer_names": [], "param_shapes": None, "shared_params": {},
+                "optimizer": adam(layer(1 + stage, step), step), "skipped_steps": 0,
+                "global_steps": step, "dp_world_size": 1, "mp_world_size": 2, "ds_config": {},
+                "ds_version": "0.17.0", "step": step, "lr_scheduler": {"last_epoch": step},
+            }  # fmt: skip
+            torch.save(state, tag / f"mp_rank_{stage:02d}_model_states.pt")
+        adapter = root / f"epoch{epoch}"
+        adapter.mkdir()
+        held = {
+            f"diffusion_model.blocks.{number}.{key}": one
+            for number in (1, 2)
+            for key, one in layer(number, 1.0).items()
+        }
+        save_file(held, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    (root / "latest").write_text("global_step1500")
+    return root
+
+
+def test_a_pipeline_without_zero_is_sound(pipeline: Path) -> None:
+    assert newest(pipeline) == (0, "global_step1500")
+    assert code("verify", str(pipeline), "--all") == 0
+
+
+@pytest.mark.parametrize("number", range(LAYERS))
+def test_a_layer_that_is_lost_is_no_doubt_because_a_pointer_names_the_step(
+    pipeline: Path, number: int
+) -> None:
+    (pipeline / f"global_step1500/layer_{number:02d}-model_states.pt").unlink()
+    assert code("verify", str(pipeline / "global_step1500")) == 5
+    assert newest(pipeline) == (0, "global_step1000")
+
+
+def test_files_of_ranks_may_be_fewer_from_the_pointed_step_on(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step in (10, 20, 30):
+        folder = root / f"step_{step}"
+        folder.mkdir(parents=True)
+        torch.save({"model": weights(float(step)), "step": step}, folder / "model.pt")
+        for rank in range(2 if step == 30 else 4):
+            (folder / f"train_state_{rank}.json").write_text(json.dumps({"rank": rank}))
+    (root / "latest").write_text("step_30")
+    assert newest(root) == (0, "step_30")
+
+
+def test_a_damaged_step_that_a_pointer_names_gives_way_to_the_one_before(pipeline: Path) -> None:
+    cut = pipeline / "global_step1500/layer_01-model_states.pt"
+    cut.write_bytes(cut.read_bytes()[:700])
+    assert newest(pipeline) == (0, "global_step1000")
+
+
+def test_without_a_pointer_exports_and_steps_are_in_no_order(pipeline: Path) -> None:
+    (pipeline / "latest").unlink()
+    assert newest(pipeline)[0] == 6
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Path:
+    root = tmp_path / "checkpoints"
+    for step in (500, 1000, 1500):
+        tag = root / f"step_{step}"
+        (tag / "model").mkdir(parents=True)
+        for rank in (0, 1):
+            name = f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt"
+            torch.save(weights(float(step + rank)), tag / "model" / name)
+        torch.save({"epoch": 0, "global_step": step}, tag / "user_content.pt")
+        (tag / "done").write_text("1")
+    return root
+
+
+def test_a_newest_save_that_was_read_in_part_is_a_doubt_of_status(ranks: Path) -> None:
+    assert newest(ranks)[0] == 13
+    said = ftckpt_json("status", str(ranks))
+    assert said["result"]["code"] == 6, said
+    assert "dp_rank_00_tp_rank_01_pp_rank_00.pt" in said["runs"][0]["doubt"]
+    shutil.rmtree(ranks / "step_1500/model")
+    assert ftckpt_json("status", str(ranks))["result"]["code"] != 0
+
+
+def test_inspect_names_the_ranks_that_it_did_not_read(ranks: Path) -> None:
+    notes = ftckpt_json("inspect", str(ranks / "step_1500"))["notes"]
+    unread = [one["file"] for one in notes if one["kind"] == "unknown-part"]
+    assert unread == ["model/dp_rank_00_tp_rank_01_pp_rank_00.pt"]
