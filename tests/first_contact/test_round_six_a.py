@@ -7,7 +7,9 @@ the layers of a DeepSpeed pipeline and exports an adapter each epoch; NxD writes
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,8 @@ def ranks(tmp_path: Path) -> Path:
             torch.save(weights(float(step + rank)), tag / "model" / name)
         torch.save({"epoch": 0, "global_step": step}, tag / "user_content.pt")
         (tag / "done").write_text("1")
+        for path in tag.rglob("*"):  # a save each hour
+            os.utime(path, (time.time() - (2000 - step) * 7.2,) * 2)
     return root
 
 
