@@ -39,7 +39,7 @@ from .lone_manifests import HINT, alone
 from .neighbours import lacking
 from .root_marker import not_understood
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .series import newest_first
+from .series import LAST, is_trainers, newest_first, roles_in
 from .siblings import NO_STEP, Looked, among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
 from .unordered import between, in_order, outside, paired, rank_by_name
@@ -159,9 +159,23 @@ class Walk:
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
         found += self._lost_among(found, candidates)
+        found += self._unread_last(found)
         found = with_places(with_steps(self.root, found), self._counts)
         self.looked += found
         yield from found
+
+    def _unread_last(self, found: Sequence[Looked]) -> list[Looked]:
+        """Return what a trainer calls its newest save and no format reads, unless one is read.
+
+        It stands for the newest: an older one, or the best, is not taken in silence.
+        """
+        if any(one.error is None and _is_last(one.candidate) for one in found):
+            return []
+        last = [child for child in self.unsupported if _is_last(child.candidate)]
+        self.unsupported = [child for child in self.unsupported if child not in last]
+        names = {child.candidate.path for child in last}
+        self.foreign = [name for name in self.foreign if name not in names]
+        return [Looked(c.candidate, c, error=_not_read(self.root, c)) for c in last]
 
     def _lost_among(
         self, found: Sequence[Looked], candidates: Sequence[Candidate]
@@ -228,6 +242,15 @@ def look(
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def _is_last(candidate: Candidate) -> bool:
+    return is_trainers(candidate.path) and bool(roles_in(candidate.path) & LAST)
+
+
+def _not_read(root: Root, child: Child) -> UnsupportedError:
+    url, reason = root.url_of(child.candidate), child.part.recognition.reason
+    return UnsupportedError(f"{url} is not read by this version: {reason}")
 
 
 def _may_order(looked: Looked) -> bool:
@@ -323,12 +346,21 @@ def _with_content(looked: Looked, checkpoint: Checkpoint) -> Looked:
         return looked._replace(damaged=True)  # the check that follows reports it with its place
 
 
-def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
+def newest_child(
+    root: Root, note: Callable[[str], None] = lambda _: None, *, over_finished: bool = True
+) -> Child:
     """Return the newest committed checkpoint of a root, damaged or not.
 
     A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
     that a format recognises. One that gc has thinned, or that somebody has put aside, is taken only
     without any other. `note` is called for newer uncommitted ones.
+
+    Args:
+        root: to search.
+        note: takes a sentence.
+        over_finished: whether to pass over an uncommitted one that the trainer calls finished: its
+            pointer names it, or it is the one that is written over (`latest/`). No save in flight,
+            it has lost something.
 
     Raises:
         NotFoundError: there are none.
@@ -339,11 +371,15 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     uncommitted: list[Child] = []
     spare: list[Child] = []  # thinned, or put aside
     newer: list[str] = []
+    called = {pointer.target for pointer in root.pointers}
+    called |= {one.path for one in root.candidates if _is_last(one)}
     for looked in walk.newest_first():
         error = looked.error
         if is_put_aside(looked.candidate.path):  # these come last
             spare += [looked.child] if looked.child is not None else []
         elif error is not None and error.exit_code is ExitCode.INCOMPLETE:
+            if looked.child is not None and not over_finished and looked.candidate.path in called:
+                return looked.child
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
         elif looked.child is not None and _is_thinned(root, looked.child):
@@ -410,9 +446,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
             assert looked.error is not None
             return looked.error
         if looked.child is not None and looked.child.is_aside:
-            reason = looked.child.part.recognition.reason
-            url = root.url_of(candidate)
-            return UnsupportedError(f"{url} is not read by this version: {reason}")
+            return _not_read(root, looked.child)
     strange = not_understood(root, hint)
     if strange is not None:
         return strange

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -179,6 +179,9 @@ class SelectionRules:
         """Return what an open checkpoint lacks, or ""."""
         if not self.weights and is_thinned(checkpoint.source):
             return f"{WEIGHTS_ALONE} (latest --weights takes it)"
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        if kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ} and not kinds & {Kind.PARAM, Kind.MASTER}:
+            return "holds an optimizer's state and no weights"
         return "" if self.condition is None else self.condition(checkpoint)
 
     def walks_over(self, code: ExitCode) -> bool:

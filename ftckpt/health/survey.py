@@ -220,6 +220,7 @@ def with_order(found: Survey) -> Survey:
         return found
     walk, order, together, doubt = Walk(root), list[str](), 1, ""
     halves: tuple[str, ...] = ()
+    unread = ""
     for looked in walk.newest_first():
         error = looked.error
         if error is not None and looked.child is None and error.exit_code in _NO_ORDER:
@@ -230,6 +231,8 @@ def with_order(found: Survey) -> Survey:
             doubt = "" if order else error.message
             break
         code = ExitCode.OK if error is None else error.exit_code
+        if error is not None and code is ExitCode.UNSUPPORTED and not order:
+            unread = unread or f"{looked.candidate.path}: {error.message}"
         torn = looked.child is not None and code is ExitCode.INCOMPLETE
         if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
@@ -238,7 +241,7 @@ def with_order(found: Survey) -> Survey:
     verified = next(first, None) or max(passed, key=lambda h: h.finished or 0, default=None)
     return replace(
         found, verified=verified or found.verified, order=tuple(order), together=together,
-        halves=halves, doubt=doubt,
+        halves=halves, doubt=doubt, unread=unread,
     )  # fmt: skip
 
 
@@ -271,7 +274,7 @@ def with_newest(found: Survey, now: float) -> Survey:
             held[one.entry.name] = replace(one, entry=now_is.entry)
             continue
         if now_is is not None and now_is.entry.entry_class is EntryClass.FOREIGN:
-            found = replace(found, unread=f"{one.entry.name}: {now_is.entry.why}")
+            found = replace(found, unread=found.unread or f"{one.entry.name}: {now_is.entry.why}")
             break
         if now_is is None or now_is.entry.entry_class is EntryClass.COMMITTED:
             if number < found.together:

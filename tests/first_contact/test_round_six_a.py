@@ -205,3 +205,75 @@ def test_inspect_names_the_ranks_that_it_did_not_read(ranks: Path) -> None:
     notes = ftckpt_json("inspect", str(ranks / "step_1500"))["notes"]
     unread = [one["file"] for one in notes if one["kind"] == "unknown-part"]
     assert unread == ["model/dp_rank_00_tp_rank_01_pp_rank_00.pt"]
+
+
+def flat_shard(path: Path, updates: int, rank: int) -> None:
+    state = {
+        "model": {"flat_param_0": torch.full((12,), float(updates + rank))},
+        "shard_metadata": {"param_metadata": [], "rank": rank},
+        "optimizer_history": [{"num_updates": updates}],
+        "extra_state": {"epoch": 3},
+    }
+    torch.save(state, path)
+
+
+def test_the_best_is_not_taken_in_silence_where_a_shard_of_the_last_is_lost(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        flat_shard(tmp_path / f"checkpoint_best-shard{rank}.pt", 8000, rank)
+        flat_shard(tmp_path / f"checkpoint_last-shard{rank}.pt", 10000, rank)
+    assert newest(tmp_path) == (0, "checkpoint_last-shard0.pt")
+    (tmp_path / "checkpoint_last-shard1.pt").unlink()
+    assert newest(tmp_path)[0] == 13
+    assert code("verify", str(tmp_path)) == 13
+    health = ftckpt_json("status", str(tmp_path))
+    assert health["result"]["code"] == 6
+    assert "checkpoint_last-shard0.pt" in health["runs"][0]["doubt"]
+
+
+def test_an_export_of_the_last_save_stops_nothing(tmp_path: Path) -> None:
+    for name in ("epoch1.pt", "last.pt"):
+        torch.save({"model": weights(1.0), "epoch": 1}, tmp_path / name)
+    (tmp_path / "last.torchscript").write_bytes(b"PK\3\4" + bytes(60))
+    assert newest(tmp_path) == (0, "last.pt")
+
+
+def test_a_series_of_optimizers_alone_has_no_newest_checkpoint(tmp_path: Path) -> None:
+    for thousand in (20, 40):
+        save_file(weights(1.0), tmp_path / f"generator_{thousand}k.safetensors")
+        torch.save(adam(weights(1.0), thousand), tmp_path / f"generator_optim_{thousand}k.pt")
+    assert newest(tmp_path, "--series", "generator_optim_Nk.pt")[0] == 6
+    assert newest(tmp_path, "--series", "generator_Nk.safetensors") == (
+        0,
+        "generator_40k.safetensors",
+    )
+
+
+def trainer_save(folder: Path, step: int) -> None:
+    folder.mkdir(parents=True)
+    save_file(weights(float(step)), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"architectures": ["X"]}')
+    torch.save(adam(weights(1.0), step), folder / "optimizer.pt")
+    torch.save({"last_epoch": step, "_last_lr": [1e-4]}, folder / "scheduler.pt")
+    torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
+@pytest.mark.parametrize("by", ["name", "pointer"])
+def test_a_root_whose_finished_newest_lost_its_step_is_not_sound(tmp_path: Path, by: str) -> None:
+    for step in (10, 20, 30):
+        trainer_save(tmp_path / f"step_{step}", step)
+    last = tmp_path / ("latest" if by == "name" else "step_35")
+    trainer_save(last, 35)
+    if by == "pointer":
+        (tmp_path / "latest").write_text(last.name)
+    assert code("verify", str(tmp_path)) == 0
+    (last / "trainer_state.json").unlink()
+    assert code("verify", str(tmp_path)) == 5
+    assert newest(tmp_path) == (0, "step_30")
+
+
+def test_a_save_in_flight_does_not_make_a_root_unsound(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        trainer_save(tmp_path / f"step_{step}", step)
+    (tmp_path / "step_30/trainer_state.json").unlink()
+    assert code("verify", str(tmp_path)) == 0
