@@ -171,6 +171,17 @@ def test_a_damaged_step_that_a_pointer_names_gives_way_to_the_one_before(pipelin
     assert newest(pipeline) == (0, "global_step1000")
 
 
+def test_layers_without_the_rest_are_a_save_that_is_not_finished(pipeline: Path) -> None:
+    begun = pipeline / "global_step2000"
+    begun.mkdir()
+    for path in (pipeline / "global_step1500").glob("layer_*"):
+        shutil.copy(path, begun)
+    assert code("verify", str(begun)) == 5
+    assert newest(pipeline) == (0, "global_step1500")
+    kept = ftckpt_json("gc", str(pipeline), "--keep-last", "1")["plan"]["decisions"]
+    assert {one["name"]: one["keep"] for one in kept}["global_step2000"]
+
+
 def test_without_a_pointer_exports_and_steps_are_in_no_order(pipeline: Path) -> None:
     (pipeline / "latest").unlink()
     assert newest(pipeline)[0] == 6
