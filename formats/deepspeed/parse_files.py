@@ -102,7 +102,7 @@ class DeepSpeedParser:
             f" {counted(len(self.files), 'file')} says which parameters there are"
         )
         lost = "mp_rank_00_model_states.pt"
-        if broken is None and {f.role for f in self.files} <= {FileRole.LAYER}:
+        if broken is None and {f.role for f in self.files} == {FileRole.LAYER}:
             raise IncompleteError(what, kind="missing-rank", file=lost)
         raise broken or CorruptError(what, kind="missing-rank", file=lost)
 

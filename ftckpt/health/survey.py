@@ -260,6 +260,7 @@ def with_newest(found: Survey, now: float) -> Survey:
     if found.order is not None:
         by_name = {h.entry.name: h for h in saves}
         newest_first = [by_name[name] for name in found.order if name in by_name]
+    unread = found.unread
     for number, one in enumerate(newest_first[:_MOST], 1):
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
@@ -274,7 +275,7 @@ def with_newest(found: Survey, now: float) -> Survey:
             held[one.entry.name] = replace(one, entry=now_is.entry)
             continue
         if now_is is not None and now_is.entry.entry_class is EntryClass.FOREIGN:
-            found = replace(found, unread=found.unread or f"{one.entry.name}: {now_is.entry.why}")
+            unread = unread or f"{one.entry.name}: {now_is.entry.why}"
             break
         if now_is is None or now_is.entry.entry_class is EntryClass.COMMITTED:
             if number < found.together:
@@ -283,7 +284,7 @@ def with_newest(found: Survey, now: float) -> Survey:
         members[one.entry.name] = member if shares else now_is
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
-    return replace(found, held=tuple(held.values()), run=run)
+    return replace(found, held=tuple(held.values()), run=run, unread=unread)
 
 
 def _saves(found: Survey) -> list[SurveyedEntry]:

@@ -119,7 +119,7 @@ def pipeline(tmp_path: Path) -> Path:
         for number in range(LAYERS):
             torch.save(layer(number, step), tag / f"layer_{number:02d}-model_states.pt")
         for stage in (0, 1):
-            state = {
+            state: dict[str, Any] = {
                 "module": None, "buffer_names": [], "param_shapes": None, "shared_params": {},
                 "optimizer": adam(layer(1 + stage, step), step), "skipped_steps": 0,
                 "global_steps": step, "dp_world_size": 1, "mp_world_size": 2, "ds_config": {},
