@@ -42,7 +42,7 @@ from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import LAST, is_trainers, newest_first, roles_in
 from .siblings import NO_STEP, Looked, among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
-from .unordered import between, in_order, outside, paired, rank_by_name
+from .unordered import averages_by_value, between, in_order, outside, paired, rank_by_name
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -77,6 +77,7 @@ class Walk:
     looked: list[Looked] = field(default_factory=list)
     unsupported: list[Child] = field(default_factory=list)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    _averaged: list[Looked] = field(default_factory=list)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
         """Yield candidates by descending step, reading only the headers that the order needs.
@@ -88,6 +89,8 @@ class Walk:
         aside = [c for c in self.root.candidates if is_put_aside(c.path) or c.path in averages]
         own = set(aside)
         yield from self._ordered([c for c in self.root.candidates if c not in own], limit)
+        averaged, self._averaged = self._averaged, []
+        yield from (one for one in averaged if limit is None or one.rank <= limit)
         if aside:
             yield from self._ordered(aside, limit)
 
@@ -121,6 +124,11 @@ class Walk:
                 waiting, size = waiting[size:], BATCH
                 # Names without a step are read first, and only those can be halves.
                 every = [] if begun else [entry[-1] for entry in pool]
+                self._averaged += averages_by_value(self.root, every)
+                if self._averaged:
+                    late = {one.candidate.path for one in self._averaged}
+                    pool = [entry for entry in pool if entry[-1].candidate.path not in late]
+                    heapq.heapify(pool)
                 half = paired(self.root, every) if every else None
                 if every and limit is None:
                     torn, apart = self._torn(outside(every))

@@ -179,9 +179,6 @@ class SelectionRules:
         """Return what an open checkpoint lacks, or ""."""
         if not self.weights and is_thinned(checkpoint.source):
             return f"{WEIGHTS_ALONE} (latest --weights takes it)"
-        kinds = {info.kind for info in checkpoint.tensors.values()}
-        if kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ} and not kinds & {Kind.PARAM, Kind.MASTER}:
-            return "holds an optimizer's state and no weights"
         return "" if self.condition is None else self.condition(checkpoint)
 
     def walks_over(self, code: ExitCode) -> bool:
@@ -311,7 +308,13 @@ def _try(
         wanted = rules.lacking(checkpoint)
         if wanted:
             return ExitCode.UNVERIFIED, f"{source.url} {wanted}", "", True
-        return *check(checkpoint, root), "", False
+        code, message = check(checkpoint, root)
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        moments = kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ}
+        if code is ExitCode.OK and moments and not kinds & {Kind.PARAM, Kind.MASTER}:
+            alone = f"{source.url} holds an optimizer's state and no weights"
+            return ExitCode.UNVERIFIED, alone, "", True
+        return code, message, "", False
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False

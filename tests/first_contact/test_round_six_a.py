@@ -288,3 +288,58 @@ def test_a_save_in_flight_does_not_make_a_root_unsound(tmp_path: Path) -> None:
         trainer_save(tmp_path / f"step_{step}", step)
     (tmp_path / "step_30/trainer_state.json").unlink()
     assert code("verify", str(tmp_path)) == 0
+
+
+def networks(seed: int, steps: int = 4) -> list[dict[str, torch.Tensor]]:
+    """Return a network at several saves: it goes on from where it began, and not straight."""
+    made = torch.Generator().manual_seed(seed)
+    one = {name: torch.randn(held.shape, generator=made) for name, held in weights(0.0).items()}
+    way = {name: torch.randn(held.shape, generator=made) for name, held in one.items()}
+    found = []
+    for _ in range(steps):
+        one = {
+            name: held + 0.3 * way[name] + 0.05 * torch.randn(held.shape, generator=made)
+            for name, held in one.items()
+        }
+        found.append(one)
+    return found
+
+
+def averaged(saves: list[dict[str, torch.Tensor]], keep: float) -> list[dict[str, torch.Tensor]]:
+    found = [saves[0]]
+    for one in saves[1:]:
+        before = found[-1]
+        found.append({name: keep * before[name] + (1 - keep) * one[name] for name in one})
+    return found
+
+
+def write_series(root: Path, name: str, saves: list[dict[str, torch.Tensor]], **more: Any) -> None:
+    for number, one in enumerate(saves, 1):
+        torch.save({"params": one} | more, root / name.format(number * 1000))
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("names", [("student_{}.pth", "teacher_{}.pth"), ("b_{}.pth", "a_{}.pth")])
+def test_an_average_is_told_by_its_values(
+    tmp_path: Path, keep: float, names: tuple[str, str]
+) -> None:
+    saves = networks(1)
+    write_series(tmp_path, names[0], saves)
+    write_series(tmp_path, names[1], averaged(saves, keep))
+    assert newest(tmp_path) == (0, names[0].format(4000))
+    (tmp_path / names[0].format(4000)).write_bytes(b"PK")
+    assert newest(tmp_path)[1] != names[1].format(4000)
+
+
+@pytest.mark.parametrize("case", ["two networks", "two ways from one base", "a frozen reference"])
+def test_what_is_no_average_is_half_a_save(tmp_path: Path, case: str) -> None:
+    first, second = networks(1), networks(2)
+    if case == "two ways from one base":
+        base, other = first[0], second[0]
+        second = [{n: one[n] - other[n] + base[n] for n in one} for one in second[1:]]
+        first = first[1:]
+    if case == "a frozen reference":
+        second = [first[0]] * len(first)
+    write_series(tmp_path, "net_a_{}.pth", first)
+    write_series(tmp_path, "net_b_{}.pth", second)
+    assert newest(tmp_path)[0] == 2
