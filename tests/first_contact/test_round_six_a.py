@@ -90,9 +90,16 @@ def test_a_cut_last_save_is_passed_over(speech: Path) -> None:
 
 
 def test_a_last_save_that_counts_nothing_beside_steps_is_no_order(speech: Path) -> None:
-    torch.save({"model_state_dict": weights(1.0)}, speech / "model_last.pt")
+    model = weights(1.0)
+    state = {"model_state_dict": model, "optimizer_state_dict": adam(model, 5)}
+    torch.save(state | {"ema_model_state_dict": weights(2.0)}, speech / "model_last.pt")
     assert newest(speech)[0] == 6
     assert "model_last.pt" in ftckpt_json("latest", str(speech))["result"]["message"]
+
+
+def test_weights_alone_are_an_export_beside_saves_with_steps(speech: Path) -> None:
+    torch.save(weights(1.0), speech / "model_last.pt")
+    assert newest(speech) == (0, "model_10000.pt")
 
 
 LAYERS = 4
