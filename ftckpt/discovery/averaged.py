@@ -24,6 +24,8 @@ from .siblings import Looked
 _TENSORS, _ELEMENTS = 4, 1024
 # Series that are compared: a root of as many kinds of files is not one run.
 _SERIES = 8
+# Elements that moved each by its own length: of weights that all move alike, any two seem drawn.
+_WAYS = 16
 # The cosine between the way that an average went and the way from it to the weights.
 _DRAWN = 0.5
 _CODES = {"float64": "d", "float32": "f", "float16": "e"}
@@ -85,6 +87,11 @@ def _average_of_two(
     if len(set(map(len, samples))) != 1:
         return None
     a, a_before, b, b_before = samples
+    if any(
+        len({x - y for x, y in zip(*ends, strict=True)}) < _WAYS
+        for ends in ((a, a_before), (b, b_before))
+    ):
+        return None
     moved = _distance(a, a_before), _distance(b, b_before)
     if not all(moved) or not all(map(math.isfinite, (*a, *a_before, *b, *b_before))):
         return None  # one of them stands still: a reference, or a copy
