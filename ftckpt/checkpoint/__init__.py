@@ -402,6 +402,14 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """
         return iter(())
 
+    def unread_parts(self) -> Iterator[Finding]:
+        """Yield the files that may hold tensors and are of no part that was read."""
+        from ftckpt.findings import finding  # few checkpoints have any
+
+        for file, why in self.unread.items():
+            what = why or f"{file} may hold tensors, and no format that is read here knows it"
+            yield finding("unknown-part", what, file=file)
+
     def records(self) -> Iterator[Record]:
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
