@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+import ftckpt
+from ftckpt.errors import ExitCode
 from ftckpt.guard.supervise import KEEPER
+from ftckpt.retention.trash import local as local_trash
+from ftckpt.retention.trash import remote as remote_trash
+from tests.first_contact.lines import printed
+from tests.first_contact.test_sixth_attack import KEEP, once, root, three  # noqa: F401
 
 
 def test_the_guards_keeper_needs_the_standard_library_alone() -> None:
     """It runs without site-packages: with an import of ours guard starts no command at all."""
     line = [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(KEEPER)!r})"]
     assert subprocess.run(line, capture_output=True, check=False).stderr == b""
+
+
+@pytest.mark.parametrize("claim", ["promote", "link", "tracker"])
+def test_gc_looks_for_pointers_after_it_has_dropped_what_they_mean(
+    root: str,  # noqa: F811
+    claim: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who points to a step between gc's last look at it and its drop has it back."""
+    here = Path(root)
+    if claim != "promote" and not here.is_dir():
+        pytest.skip("made by the filesystem")
+
+    def point() -> None:
+        if claim == "promote":
+            ftckpt.promote(f"{root}/step-1")
+        elif claim == "link":
+            os.symlink("step-1", here / "best")
+        else:
+            (here / "latest").write_text("step-1")
+
+    at_once = once(point)
+    for trash in (local_trash.LocalTrash, remote_trash.RemoteTrash):
+        drop = trash.discard
+
+        def discard(self: object, *given: object, _drop: object = drop, **more: object) -> object:
+            at_once()
+            return _drop(self, *given, **more)  # type: ignore[operator]
+
+        monkeypatch.setattr(trash, "discard", discard)
+    done = printed("gc", root, *KEEP, "--purge-now", "--yes")
+    assert done.code == ExitCode.PARTIAL, done.err
+    assert "step-1 stays" in done.err
+    assert printed("verify", f"{root}/step-1").code == 0
