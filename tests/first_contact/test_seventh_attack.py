@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,33 @@ def test_gc_looks_for_pointers_after_it_has_dropped_what_they_mean(
     assert done.code == ExitCode.PARTIAL, done.err
     assert "step-1 stays" in done.err
     assert printed("verify", f"{root}/step-1").code == 0
+
+
+QUANTISED = Path(__file__).parents[1] / "data/quantised"
+
+
+@pytest.mark.parametrize(
+    ("of", "said", "flipped", "code"),
+    [
+        ("ct-int8", '"quant_method"', '"quant_mgthod"', ExitCode.CORRUPT),
+        ("ct-int8", '"num_bits"', '"num_bids"', ExitCode.CORRUPT),
+        ("ct-int8", '"channel"', '"channdl"', ExitCode.CORRUPT),
+        ("ct-nvfp4", '"nvfp4-pack-quantized"', '"nvfp4-pick-quantized"', ExitCode.CORRUPT),
+        ("bnb-nf4", '"bitsandbytes"', '"bitsandjytes"', ExitCode.CORRUPT),
+        ("bnb-nf4", '"nf4"', '"nd4"', ExitCode.CORRUPT),
+        ("fp8-block", '"activation_scheme"', '"activetion_scheme"', ExitCode.CORRUPT),
+        # Another version's word, and a field that somebody adds.
+        ("fp8-block", '"fp8"', '"fp9"', ExitCode.OK),
+        ("ct-int8", '"quant_method"', '"bitz": 8, "quant_method"', ExitCode.OK),
+    ],
+)
+def test_a_flipped_bit_of_how_weights_are_quantised_is_damage(
+    of: str, said: str, flipped: str, code: ExitCode, tmp_path: Path
+) -> None:
+    """transformers refuses it, or passes over it and reads the codes by its defaults."""
+    folder = Path(shutil.copytree(QUANTISED / of, tmp_path / of))
+    text = (folder / "config.json").read_text()
+    assert said in text
+    (folder / "config.json").write_text(text.replace(said, flipped))
+    done = printed("verify", str(folder))
+    assert done.code == code, done.out + done.err
