@@ -15,8 +15,11 @@ from ftckpt.errors import ExitCode
 from ftckpt.guard.supervise import KEEPER
 from ftckpt.retention.trash import local as local_trash
 from ftckpt.retention.trash import remote as remote_trash
+from tests.builders.checkpoints import save_dcp
 from tests.first_contact.lines import printed
 from tests.first_contact.test_sixth_attack import KEEP, once, root, three  # noqa: F401
+from tests.packaging.test_extending import ftckpt as run_with
+from tests.packaging.test_extending import install
 
 
 def test_the_guards_keeper_needs_the_standard_library_alone() -> None:
@@ -87,3 +90,50 @@ def test_a_flipped_bit_of_how_weights_are_quantised_is_damage(
     (folder / "config.json").write_text(text.replace(said, flipped))
     done = printed("verify", str(folder))
     assert done.code == code, done.out + done.err
+
+
+FORMAT = """
+import sys
+print("a greeting")
+class Theirs:
+    name = "theirs"
+    def recognise(self, listing):
+        {recognise}
+    def open(self, source):
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise SystemExit(0)", "SystemExit"),
+        (FORMAT.format(recognise="sys.exit(0)"), "SystemExit"),
+        (FORMAT.format(recognise="return True"), "not a Recognition"),
+    ],
+    ids=["exit", "exit-later", "another-type"],
+)
+def test_a_format_of_others_ends_no_verb_and_says_nothing_on_stdout(
+    module: str, said: str, tmp_path: Path
+) -> None:
+    site = install(tmp_path / "site", "[ftckpt.formats]\ntheirs = theirs:Theirs\n", "theirs")
+    (site / "theirs" / "__init__.py").write_text(module)
+    save_dcp(tmp_path / "root/step-1", step=1)
+    (tmp_path / "root/step-2").mkdir()
+    (tmp_path / "root/step-2/a.qq").write_text("x")
+    done = run_with(site, "verify", tmp_path / "root/step-2")
+    assert done.returncode == ExitCode.NOT_FOUND, done.stderr
+    assert said in done.stderr
+    (tmp_path / "root/step-2/a.qq").unlink()
+    done = run_with(site, "latest", tmp_path / "root")
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "root/step-1")), done.stderr
+
+
+def test_a_greeting_of_a_package_is_no_answer(tmp_path: Path) -> None:
+    site = install(tmp_path / "site", "[ftckpt.formats]\ntheirs = theirs:Theirs\n", "theirs")
+    (site / "theirs" / "__init__.py").write_text(FORMAT.format(recognise="return None"))
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2/a.qq").write_text("x")
+    done = run_with(site, "verify", tmp_path / "step-2")
+    assert "a greeting" in done.stderr
+    assert "a greeting" not in done.stdout
