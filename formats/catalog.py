@@ -270,7 +270,7 @@ def _added() -> tuple[Format, ...]:
                 raise TypeError("recognise and open are methods of a format")
         except UnsupportedError:  # noted where it was found
             continue
-        except Exception as error:
+        except plugins.MISTAKES as error:
             plugins.failed(plugins.FORMATS, name, error)
             continue
         found.append(one)
