@@ -37,10 +37,12 @@ _ftckpt() {
         "cat --also") ask=1 ;;
         "cat --slice"|"cat --max-memory"|"cat --endpoint"|"cat --profile"|"cat --region"|"cat --retry-seconds") return ;;
         "verify --level") words="auto structure content values" ;;
-        "verify --require") words="content" ;;
         "verify --progress") words="auto json" ;;
         "verify --also"|"verify --against") ask=1 ;;
-        "verify --budget"|"verify --manifest"|"verify --sample"|"verify --ledger"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --cluster"|"verify --shares"|"verify --on-alert"|"verify --alert-url"|"verify --alert-state"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
+        "verify --manifest"|"verify --sample"|"verify --ledger"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --cluster"|"verify --shares"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
+        "scrub --level") words="auto structure content values" ;;
+        "scrub --progress") words="auto json" ;;
+        "scrub --budget"|"scrub --ledger"|"scrub --jobs"|"scrub -j"|"scrub --limit-rate"|"scrub --max-memory"|"scrub --on-alert"|"scrub --alert-url"|"scrub --alert-state"|"scrub --endpoint"|"scrub --profile"|"scrub --region"|"scrub --retry-seconds") return ;;
         "seal --level") words="auto structure content values" ;;
         "seal --progress") words="auto json" ;;
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --part"|"seal --parts"|"seal --cluster"|"seal --shares"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds") return ;;
@@ -156,7 +158,8 @@ _ftckpt() {
             "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "cat") words="--slice --also --max-memory --format --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "verify") words="--level --require --all --oldest-first --budget --also --against --manifest --sample --strict --fail-fast --remember --ledger --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "verify") words="--level --all --also --against --manifest --sample --strict --fail-fast --remember --ledger --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "scrub") words="--budget --level --strict --ledger --jobs -j --limit-rate --max-memory --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "seal") words="--manifest --force --level --integrity --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --weights --pointer --series --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -201,7 +204,7 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -213,8 +216,8 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

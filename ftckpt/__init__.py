@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .operations.checking import seal, verify
+    from .operations.checking import scrub, seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.estimating import plan_compress, plan_elastic, plan_risk
@@ -76,6 +76,7 @@ __all__ = [
     "replay_run",
     "reshard",
     "restart",
+    "scrub",
     "seal",
     "status",
     "sync",

@@ -96,7 +96,6 @@ WHOLE = {
     "tag ROOT STEP": "tag ROOT STEP best",
     "unpin ROOT": "unpin ROOT STEP",
     "untag ROOT": "untag ROOT STEP best",
-    "verify --oldest-first": "verify ROOT --oldest-first",
 }  # fmt: skip
 
 # What was done before a command, and the file that a shell wrote of its output.
@@ -106,7 +105,7 @@ BEFORE = {
     "gc ROOT plan.json --apply": ("gc ROOT RULES --json", "plan.json"),
     "latest ROOT --pointer last-known-good": ("promote ROOT@latest", ""),
     "status /ckpt/run7 --expect-interval 22m": ("verify /ckpt/run7@29000 --remember", ""),
-    "status ROOT --scrub-every 30d": ("verify ROOT --oldest-first", ""),
+    "status ROOT --scrub-every 30d": ("scrub ROOT", ""),
     "status --parts PLACE": ("verify CKPT --part 0/2 --parts PLACE", ""),
     "unpin ROOT": ("pin ROOT STEP --reason TEXT", ""),
     "untag ROOT": ("tag ROOT STEP best", ""),

@@ -129,15 +129,16 @@ verify STEP --sample 50%
 verify STEP --sample 200%
 verify STEP --against OTHER
 verify STEP --ledger kept
-verify STEP --budget 5m
-verify STEP --budget 5
-verify STEP --require content --jobs 2 --limit-rate 1GiB/s
+verify STEP --level content --jobs 2 --limit-rate 1GiB/s
 verify STEP --limit-rate 5
 verify STEP --strict=nothing
 verify BAD
 verify ROOT
 verify ROOT --all
-verify ROOT --oldest-first
+scrub ROOT
+scrub ROOT --budget 5m
+scrub STEP
+scrub ROOT --budget 5
 verify STEP --all --part 0/2
 verify nowhere
 seal STEP

@@ -28,6 +28,7 @@ VERBS: dict[str, str] = {
     "du": "Show where a checkpoint's bytes are, by component and layer",
     "cat": "Print a tensor, a part of it, or other state, reading only what that needs",
     "verify": "Check a checkpoint, and name the evidence for the verdict",
+    "scrub": "Check a root's checkpoints in turn, the longest unread first; remember each verdict",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
     "promote": "Point a root at a checkpoint, after verifying it",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
-    "checking": ("seal", "verify"),
+    "checking": ("scrub", "seal", "verify"),
     "choosing": ("latest",),
     "comparing": ("diff",),
     "estimating": ("plan_compress", "plan_elastic", "plan_risk"),

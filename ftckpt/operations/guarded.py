@@ -205,9 +205,7 @@ class _Place:
                 flags += [flag] if value is True else [f"{flag}={value}"]
         if self.choice.limit_rate:
             flags.append(f"--limit-rate={self.choice.limit_rate:.0f}B/s")
-        if self.choice.verify is CheckLevel.STRUCTURE:
-            flags += ["--require", "content"]
-        else:
+        if self.choice.verify is not CheckLevel.STRUCTURE:
             flags.append("--remember")
             if self.choice.flags.get("ledger"):
                 flags.append(f"--ledger={self.choice.flags['ledger']}")

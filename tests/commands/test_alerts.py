@@ -83,7 +83,7 @@ def test_sync_and_a_scrub(ops: Ops, tmp_path: Path) -> None:
     data.write_bytes(raw)
     for each in (data, path):
         os.utime(each, (then, then))
-    scrub = ("verify", str(ops.root), "--oldest-first")
+    scrub = ("scrub", str(ops.root))
     assert ops.run(*scrub) == (4, [("raised", "corrupt", ["checkpoint-100"])])
     assert ops.run(*scrub) == (4, [])
     sync = ("sync", str(ops.root), str(tier))

@@ -277,7 +277,7 @@ def test_content_is_demanded_where_there_is_no_evidence(here: Path) -> None:
 
     save_file({"w": np.zeros(4, np.float32)}, here / "model.safetensors")
     assert ftckpt("verify", "model.safetensors", cwd=here).returncode == 0
-    done = ftckpt("verify", "model.safetensors", "--require", "content", cwd=here)
+    done = ftckpt("verify", "model.safetensors", "--level", "content", cwd=here)
     assert done.returncode == 6
     assert "ftckpt seal" in done.stderr
     assert ftckpt("verify", "model.safetensors", "--level", "content", cwd=here).returncode == 6
@@ -299,13 +299,12 @@ def test_evidence_for_a_part_is_none_for_the_rest(here: Path) -> None:
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
     (place / "trainer_state.json").write_text('{"global_step": 5}')
     assert ftckpt("verify", "checkpoint-5", cwd=here).returncode == 0
-    for demand in (["--level", "content"], ["--require", "content"]):
-        done = ftckpt("verify", "checkpoint-5", *demand, cwd=here)
-        assert done.returncode == 6
-        assert "model.safetensors" in done.stderr
+    done = ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here)
+    assert done.returncode == 6
+    assert "model.safetensors" in done.stderr
     assert ftckpt("latest", ".", "--verify", "content", cwd=here).returncode == 6
     assert ftckpt("seal", "checkpoint-5", cwd=here).returncode == 0
-    assert ftckpt("verify", "checkpoint-5", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here).returncode == 0
 
 
 def test_against_a_replica(here: Path) -> None:
@@ -386,7 +385,7 @@ def test_on_s3(here: Path, s3_url: str) -> None:
     for path in sorted((here / "run").rglob("*")):
         if path.is_file():
             store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
-    assert ftckpt("verify", f"{s3_url}@1", "--require", "content").returncode == 0
+    assert ftckpt("verify", f"{s3_url}@1", "--level", "content").returncode == 0
     done = ftckpt("verify", s3_url)
     assert done.returncode == 4
     assert "0.weight" in done.stdout

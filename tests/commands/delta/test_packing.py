@@ -29,7 +29,7 @@ def test_pack_says_what_became_of_each_part(here: Path) -> None:
     check_golden("delta-pack.txt", done)
     assert _bytes(here / "run") == before
     assert sorted(os.listdir(here)) == ["out", "run"]
-    done = ftckpt("verify", "out", "--require", "content", cwd=here)
+    done = ftckpt("verify", "out", "--level", "content", cwd=here)
     assert done.returncode == 0, done.stderr
     same = ftckpt("diff", "out", TWO, "--stat", cwd=here)
     assert same.returncode == 0, same.stdout

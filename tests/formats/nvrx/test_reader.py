@@ -108,7 +108,7 @@ def test_a_copy_is_a_session(tmp_path: Path) -> None:
     ours, theirs, _ = _unpacked("one", tmp_path)
     out = str(tmp_path / "copy")
     ftckpt.copy(f"{ours}@20", out, also=[str(theirs)])
-    assert ftckpt.verify(out, require="content").code == 0
+    assert ftckpt.verify(out, level="content").code == 0
     assert sorted(p.name for p in Path(out).iterdir() if p.is_dir() and p.name.isdecimal()) == list(
         "0123"
     )

@@ -107,7 +107,7 @@ def test_a_copy_has_every_file(kind: str, tmp_path: Path) -> None:
         if file.is_file():
             copy = tmp_path / "out" / file.relative_to(path)
             assert copy.read_bytes() == file.read_bytes()
-    again = ftckpt("verify", "out", "--require", "content", cwd=tmp_path)
+    again = ftckpt("verify", "out", "--level", "content", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert opened(tmp_path / "out").format == opened(path).format
 
