@@ -168,16 +168,16 @@ repair STEP --from OTHER
 repair STEP
 repair nowhere --from STEP
 latest ROOT
-latest ROOT --verify content --reuse 1h
+latest ROOT --level content --reuse 1h
 latest ROOT --reuse 1h
-latest ROOT --reuse soon --verify content
-latest ROOT --verify values
+latest ROOT --reuse soon --level content
+latest ROOT --level values
 latest ROOT --step-at-most 0
 latest ROOT --step-at-most 1
 latest ROOT --require model,nothing
 latest ROOT --require model,rng
-latest ROOT --world-size 3 --or-reshard
-latest ROOT --or-reshard
+latest ROOT --world 3
+latest ROOT --world 0
 latest ROOT --wait --timeout 1s
 latest ROOT --pointer nothing
 latest ROOT --pointer nothing --wait
@@ -194,9 +194,9 @@ latest tier --create-root
 latest nowhere
 latest nowhere --create-root
 restart ROOT --world 3
-restart ROOT --world 3 --verify structure --require rng
-restart ROOT --gpus 3 --step-at-most 0
-restart ROOT --gpus 3 --reuse soon
+restart ROOT --world 3 --level structure --require rng
+restart ROOT --world 3 --step-at-most 0
+restart ROOT --world 3 --reuse soon
 restart STEP --world 2
 restart nowhere --world 2
 restart ZERO --world 4
@@ -207,8 +207,8 @@ restart ZERO --world 4 --scratch made --rules nowhere.toml
 guard ROOT -- true
 guard ROOT --max-restarts 0 --timeout 1s --no-lock -- sh -c false
 guard ROOT --step-at-most 0 --timeout 0s -- true
-guard ZERO --reshard-to-world 4 --reader --batch 8 --lr 1 -- true
-guard ZERO --reshard-to-world 4 --timeout 0s -- true
+guard ZERO --world 4 --reader --batch 8 --lr 1 -- true
+guard ZERO --world 4 --timeout 0s -- true
 guard BAD -- true
 guard tier -- true
 guard nowhere -- true
@@ -296,13 +296,13 @@ plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
-promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
+promote ROOT/step-1 --pointer last-known-good --level structure --backwards
 promote ROOT@1 --pointer nothing
 promote ROOT
 promote ROOT@7
 promote STEP
 promote nowhere@1
-promote ROOT@1 --verify values --limit-rate 5
+promote ROOT@1 --level values --limit-rate 5
 promote ILL@1
 replay audit STEP
 replay audit STEP --strict

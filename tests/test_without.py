@@ -111,7 +111,7 @@ WITHOUT_TORCH: Mapping[str, int] = {
     f"verify {STEP} --level values": 0,
     f"verify {RUN} --all": 0,
     f"seal {STEP}": 0,
-    f"latest {RUN} --verify content": 0,
+    f"latest {RUN} --level content": 0,
     f"promote {RUN}/step-2": 0,
     f"restart {RUN} --world 2 --scratch scratch": 0,
     f"convert {STEP} weights --to safetensors": 0,

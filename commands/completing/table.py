@@ -46,7 +46,7 @@ SWITCHES = frozenset(
         "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
         "--from-master", "--full", "-h", "--help", "--include-bases", "--no-check",
         "--integrity", "--json",
-        "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
+        "--layout-state", "--no-lock", "--no-proof",
         "--presets", "--purge-now", "-q", "--quiet", "--reader", "--remember", "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
         "--skip-unverified", "--stat", "--stop-at-unsafe", "--strict", "--tensors",

@@ -96,5 +96,5 @@ def test_on_s3(here: Path, s3_url: str) -> None:
         if path.is_file():
             store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
     assert ftckpt("seal", f"{s3_url}/step-2").returncode == 0
-    done = ftckpt("latest", s3_url, "--verify", "content")
+    done = ftckpt("latest", s3_url, "--level", "content")
     assert (done.returncode, done.stdout.strip()) == (0, f"{s3_url}/step-2")

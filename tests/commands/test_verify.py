@@ -302,7 +302,7 @@ def test_evidence_for_a_part_is_none_for_the_rest(here: Path) -> None:
     done = ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here)
     assert done.returncode == 6
     assert "model.safetensors" in done.stderr
-    assert ftckpt("latest", ".", "--verify", "content", cwd=here).returncode == 6
+    assert ftckpt("latest", ".", "--level", "content", cwd=here).returncode == 6
     assert ftckpt("seal", "checkpoint-5", cwd=here).returncode == 0
     assert ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here).returncode == 0
 

@@ -160,9 +160,9 @@ def test_what_was_not_checked_is_said(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-1", step=1)
     done = run(["latest", str(tmp_path)], os.environ)
     assert done.stdout == f"{tmp_path}/step-1\n"
-    assert "--verify content reads every byte" in done.stderr
+    assert "--level content reads every byte" in done.stderr
     assert run(["latest", str(tmp_path), "-q"], os.environ).stderr == ""
-    assert run(["latest", str(tmp_path), "--verify", "content"], os.environ).stderr == ""
+    assert run(["latest", str(tmp_path), "--level", "content"], os.environ).stderr == ""
 
 
 @pytest.mark.parametrize(

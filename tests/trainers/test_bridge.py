@@ -51,5 +51,5 @@ def test_a_save_of_bridge_is_sealed_with_all_its_files(tmp_path: Path, world: in
         listed = {entry["path"] for entry in json.loads((path / MANIFEST).read_text())["files"]}
         assert listed == {f.name for f in path.iterdir()} - {MANIFEST}
         assert listed >= {"run_config.yaml", "train_state.pt", "metadata.json"}
-        found = ftckpt.latest(str(root), verify="content")
+        found = ftckpt.latest(str(root), level="content")
         assert found is not None

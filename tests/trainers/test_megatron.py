@@ -130,7 +130,7 @@ def test_an_asynchronous_save_is_sealed_before_the_tracker_names_it(
     assert sealed == [True]
     require_covered(path)
     assert len(reads) == 1
-    found = ftckpt.latest(str(tmp_path), verify="content")
+    found = ftckpt.latest(str(tmp_path), level="content")
     assert found is not None
 
 

@@ -107,7 +107,7 @@ def test_a_verdict_that_cannot_be_read_says_nothing(root: Path, text: str) -> No
 
 
 def test_what_somebody_else_has_read_counts(root: Path) -> None:
-    ftckpt.latest(str(root), verify="content")
+    ftckpt.latest(str(root), level="content")
     assert read(scrub(root)) == ["step-2"]
 
 

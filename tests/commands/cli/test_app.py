@@ -139,7 +139,7 @@ def test_json_ends_in_a_result_in_every_case(body: str, code: int) -> None:
     [
         ("latest", "--json"),
         ("latest", "--json", "--no-such-flag", "x"),
-        ("latest", "--json", "x", "--verify", "nonsense"),
+        ("latest", "--json", "x", "--level", "nonsense"),
         ("latest", "--json", "x", "--max-fallback", "-1"),
         ("latest", "--json", "x", "--timeout", "soon"),
         ("nosuchverb", "--json"),
@@ -156,7 +156,7 @@ def test_usage_errors_say_what_was_meant() -> None:
     done = ftckpt("latst", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean latest?" in done.stderr
-    assert "--verify" in ftckpt("latest", "x", "--verfy", "content").stderr
+    assert "--level" in ftckpt("latest", "x", "--levl", "content").stderr
     assert "more arguments than seal takes: of a path" in (
         ftckpt("seal", "first", "of a path").stderr
     )
@@ -167,7 +167,7 @@ def test_usage_errors_say_what_was_meant() -> None:
     restore = ftckpt("restore").stderr
     assert "did you mean restart or delta unpack or repair or gc undelete?" in restore
     assert "hint: leave @7 out" in ftckpt("inspect", str(DATA / "run" / "step-1@7")).stderr
-    assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
+    assert "'--level': 'all' is not one of" in ftckpt("latest", "x", "--level", "all").stderr
     assert ftckpt().returncode == 2
     assert "Verbs:" in ftckpt().stderr
 

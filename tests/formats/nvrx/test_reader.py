@@ -80,7 +80,7 @@ def test_two_nodes(name: str, tmp_path: Path) -> None:
     replicated = name == "two"
     also = ("--also", second)
     assert ftckpt_json("latest", first)["result"]["code"] == (0 if replicated else 5)
-    found = ftckpt_json("latest", first, *also, "--verify", "values")
+    found = ftckpt_json("latest", first, *also, "--level", "values")
     assert (found["path"], found["step"]) == (f"{first}@20", 20)
     for step in (10, 20):
         answer = ftckpt_json("verify", f"{first}@{step}", *also, "--level", "values")
