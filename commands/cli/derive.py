@@ -30,7 +30,7 @@ from ftckpt.reports import document
 from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
-from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
+from .environment import HELP, environment_flags, environment_name, refuse_unknown
 from .invocation import Invocation, ProgressChoice
 from .render import ALWAYS, MEANINGS
 
@@ -112,8 +112,8 @@ class VerbArgument(click.Argument):
         return self.make_metavar(ctx), f"{self.about}  [{more}]" if more else self.about
 
 
-def parameter(one: Taken, verb: str) -> click.Parameter:
-    """Return what click has for a parameter of an operation."""
+def parameter(one: Taken, *, variable: bool = False) -> click.Parameter:
+    """Return what click has for a parameter of an operation; `variable`: whether it has one."""
     opt, kind = one.opt, _plain(one.kind)
     several = isinstance(kind, Several)
     enum = kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
@@ -146,15 +146,13 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
             nargs=-1 if several else 1, **settings,
         )  # fmt: skip
     named = list(opt.names) or [f"--{one.name.rstrip('_').replace('_', '-')}"]
-    name = next(n for n in named if n.startswith("--")).lstrip("-").replace("-", "_")
     if kind is bool:
         settings |= {"is_flag": True, "type": click.BOOL, "metavar": None}
     return VerbOption(
         [one.name, *named], words, opt, multiple=several, required=required,
         help=opt.help, hidden=opt.hidden,
         show_default=not (default is None or default is False or default == ""),
-        envvar=None if one.name in NO_ENVIRONMENT or name in NO_ENVIRONMENT
-        else environment_name(verb, named),
+        envvar=environment_name(named[0]) if variable else None,
         **settings,
     )  # fmt: skip
 
@@ -200,7 +198,6 @@ class Verb(click.Command):
         name: of the verb.
         module: of `ftckpt.commands`, see there.
         settled: returns what the user's file of settings has for the options of a verb.
-        refuse: raises UsageError for a variable of the environment that sets nothing.
     """
 
     def __init__(
@@ -208,9 +205,8 @@ class Verb(click.Command):
         name: str,
         module: ModuleType,
         settled: Callable[[str], Mapping[str, Any]],
-        refuse: Callable[[], None],
     ) -> None:
-        self.module, self._settled, self._refuse = module, settled, refuse
+        self.module, self._settled = module, settled
         self.operation: Callable[..., Any] | None = getattr(module, "operation", None)
         function = self.operation or module.command
         self.groups: list[OptionGroup] = []
@@ -223,15 +219,15 @@ class Verb(click.Command):
             said = definition_of(self.operation)
             self.examples, self.codes, text = said.examples, said.codes, said.help
             self._known = signature(self.operation).parameters.keys()
-        params = [parameter(one, name) for one in taken(function)]
+        params = [parameter(one) for one in taken(function)]
         self._held = {} if self.operation is None else groups(self.operation)
         for group in (*self._held.values(), *getattr(module, "OPTIONS", ())):
-            made = [parameter(one, name) for one in taken(group)]
+            made = [parameter(one) for one in taken(group)]
             self.groups.append(OptionGroup(group, frozenset(str(one.name) for one in made)))
             params += made
         if self.opens_places:
-            params += [parameter(one, name) for one in taken(_storage)]
-        params += [parameter(one, name) for one in taken(_common)]
+            params += [parameter(one, variable=True) for one in taken(_storage)]
+        params += [parameter(one, variable=True) for one in taken(_common)]
         settings = {"help_option_names": list(HELP), "max_content_width": 100}
         super().__init__(
             name, params=params, help=text,
@@ -286,7 +282,7 @@ class Verb(click.Command):
         invocation.start(watched=getattr(self.module, "WATCHED", True))
         # `help` and `completions` must answer so that the right name can be found.
         if self.opens_places and any(name.startswith("FTCKPT_") for name in os.environ):
-            self._refuse()
+            refuse_unknown([environment_name(one.replace("_", "-")) for one in COMMON | STORAGE])
         if device not in (None, "cpu", "auto"):
             from ftckpt.transfer.device import torch_device
 

@@ -16,8 +16,6 @@ from ftckpt import plugins
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.storage.settings import read_settings
 
-from .environment import refuse_unknown
-
 if TYPE_CHECKING:
     from .derive import Verb
 
@@ -182,17 +180,12 @@ def load(verb: str) -> Verb:
 
     if verb in VERBS:
         module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled)
     module = plugins.load(plugins.VERBS, verb)
     try:
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled)
     except Exception as error:
         raise plugins.failed(plugins.VERBS, verb, error) from error
-
-
-def _refuse() -> None:
-    """Refuse variables that set nothing; other packages are asked for those of no verb of ours."""
-    refuse_unknown(VERBS, load, more=lambda: plugins.plugins(plugins.VERBS))
 
 
 def _settled(verb: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.commands.cli.environment import environment_name
 from ftckpt.storage.options import StoreOptions
 
 from .table import ARGUMENTS, DEVICES, SWITCHES, option_kind
@@ -366,7 +367,7 @@ def _stores(asked: Asked) -> StoreOptions:
     """Return how to reach object stores: as said on the line or in the environment, impatiently."""
 
     def said(flag: str) -> str:
-        variable = f"FTCKPT_{asked.verb}_{flag}".replace(" ", "_").upper()
+        variable = environment_name(flag)
         return asked.given.get(f"--{flag}", os.environ.get(variable, ""))
 
     return StoreOptions(

@@ -117,7 +117,7 @@ class ChoiceFlags(TypedDict, total=False):
         "--require or --world asks for; or nothing tells which is the newest",
         ExitCode.UNSAFE: "all are hostile or ambiguous; or the newest is, with --stop-at-unsafe",
         ExitCode.REFUSED: "every checkpoint is newer than --step-at-most, or was dropped",
-        ExitCode.NOT_FOUND: "a marked root (--create-root) that holds no checkpoint yet: a first start",
+        ExitCode.NOT_FOUND: "a root marked by --create-root, without a checkpoint: a first start",
         ExitCode.UNAVAILABLE: "storage failed; nothing older was taken instead",
         ExitCode.DENIED: "credentials or permissions; nothing older was taken instead",
         ExitCode.NO_RESOURCE: "",

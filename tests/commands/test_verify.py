@@ -14,7 +14,6 @@ from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt
 from tests.json_run import ftckpt_json
-from tests.test_docs import validate
 
 # A byte of exp_avg:0.weight in __0_1.distcp.
 DAMAGE = 15000
@@ -93,17 +92,6 @@ def test_strictness_is_chosen_by_class(here: Path, flags: list[str], code: int) 
             assert "--strict=steps makes that an error" in done.stderr
         if code == 2:
             assert "did you mean steps?" in done.stderr
-
-
-@pytest.mark.parametrize(("value", "code"), [("1", 4), ("steps", 4), ("links", 0), ("0", 0)])
-def test_strictness_from_the_environment(here: Path, value: str, code: int) -> None:
-    for name in ("__0_0.distcp", "__0_1.distcp"):
-        shutil.copy(here / "run/step-1" / name, here / "run/step-2" / name)
-    done = ftckpt("verify", "run/step-2", "--json", cwd=here, FTCKPT_VERIFY_STRICT=value)
-    assert done.returncode == code
-    document = json.loads(done.stdout)
-    validate(document)
-    assert ("steps" in document["strict"]) == (code == 4)
 
 
 def test_what_trainers_pickle_of_their_own_is_known(tmp_path: Path) -> None:
