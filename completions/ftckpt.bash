@@ -93,14 +93,8 @@ _ftckpt() {
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds") return ;;
         "pin --progress") words="auto json" ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds") return ;;
-        "unpin --progress") words="auto json" ;;
-        "unpin --owner"|"unpin --endpoint"|"unpin --profile"|"unpin --region"|"unpin --retry-seconds") return ;;
-        "pins --progress") words="auto json" ;;
-        "pins --endpoint"|"pins --profile"|"pins --region"|"pins --retry-seconds") return ;;
         "tag --progress") words="auto json" ;;
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds") return ;;
-        "untag --progress") words="auto json" ;;
-        "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds") return ;;
         "delta pack --progress") words="auto json" ;;
         "delta pack --rename"|"delta pack --storage-rate"|"delta pack --max-memory"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --part"|"delta pack --parts"|"delta pack --cluster"|"delta pack --shares"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds") return ;;
         "delta unpack --to") words="dcp safetensors torchsave ranks torch-checkpointing megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
@@ -174,11 +168,8 @@ _ftckpt() {
             "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --thin-after --policy --tier --min-survivors --max-delete --free --delete-corrupt --any-name --no-check --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "pin") words="--reason --owner --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "unpin") words="--owner --everybody --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "pins") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "tag") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "untag") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "pin") words="--reason --owner --remove --all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "tag") words="--remove --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "delta") words="--help -h" ;;
             "delta pack") words="--rename --storage-rate --max-memory --level --no-proof --restart --jobs -j --limit-rate --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "delta unpack") words="--to --base --dry-run --max-memory --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --no-proof --restart --device --jobs -j --limit-rate --part --parts --finish --finish-last --cluster --shares --verbose -v --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -204,20 +195,18 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
             "pin") ask=1 ;;
-            "unpin") ask=1 ;;
             "tag") ask=1 ;;
-            "untag") ask=1 ;;
             "delta") words="pack unpack info rebase" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .operations.estimating import plan_compress, plan_elastic, plan_risk
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
-    from .operations.marking import pin, pins, tag, unpin, untag
+    from .operations.marking import pin, tag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
@@ -63,7 +63,6 @@ __all__ = [
     "open",
     "open_checkpoint",
     "pin",
-    "pins",
     "plan",
     "plan_compress",
     "plan_elastic",
@@ -81,8 +80,6 @@ __all__ = [
     "status",
     "sync",
     "tag",
-    "unpin",
-    "untag",
     "verify",
 ]
 

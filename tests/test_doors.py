@@ -320,12 +320,13 @@ replay run --dir trial -- no-such-program
 replay run --dir trial --runs 1 --timeout 20s -- true
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
-unpin ROOT 1
-pins ROOT
-pins nowhere
+pin ROOT 1
+pin ROOT 1 --remove
+pin ROOT 1 --remove --owner x --all
+ls ROOT --all
 tag ROOT latest a b
 tag ROOT 7 a
-untag ROOT 1 a
+tag ROOT 1 a --remove
 families
 families llama
 families llama --config nowhere.json

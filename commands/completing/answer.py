@@ -359,6 +359,8 @@ def parse(words: Sequence[str]) -> Asked:
     if options and not waiting and current.startswith("--"):
         waiting, _, current = current.partition("=")
     kinds = ARGUMENTS.get(verb, ("place",))
+    if "--remove" in before:
+        kinds = ARGUMENTS.get(f"{verb} --remove", kinds)
     kind = kinds[min(len(arguments), len(kinds) - 1)] if not waiting else option_kind(verb, waiting)
     return Asked(verb, kind, current, tuple(arguments), given)
 

@@ -16,7 +16,7 @@ MODULES = {
     "learning": ("incidents",),
     "guarding": ("guard",),
     "looking": ("cat", "du", "inspect"),
-    "marking": ("pin", "pins", "tag", "unpin", "untag"),
+    "marking": ("pin", "tag"),
     "opening": ("open_checkpoint",),
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "planning": ("plan", "plan_sweep"),

@@ -189,7 +189,7 @@ def test_version_and_help_topics() -> None:
     for code in ExitCode:
         assert f" {int(code)} " in topic
         assert code.name in topic
-    assert "FTCKPT_<VERB>_<FLAG>" in ftckpt("help", "environment").stdout
+    assert "FTCKPT_ENDPOINT" in ftckpt("help", "environment").stdout
     assert ftckpt("help", "latest").stdout == ftckpt("latest", "--help").stdout
     assert ftckpt("help", "nothing").returncode == 2
     assert "delta unpack  Write" in ftckpt("help", "delta").stdout
