@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def _table(root: str, rows: list[ListedCheckpoint]) -> str:
                 [
                     *(f"{name} points here" for name in one.pointers),
                     *(f"tag {word}" for word in one.tags),
-                    *(f"pinned {pin.who}{_since(pin.time)}" for pin in one.pins),
+                    *("pin of " + pin.who.removeprefix("by ") for pin in one.pins),
                 ]
             ),
         ]
@@ -75,10 +74,3 @@ def _verdict(one: ListedCheckpoint) -> str:
     ago = brief_duration(round(max(0.0, time.time() - said.checked)))
     found = said.level if said.code == ExitCode.OK else ExitCode(said.code).name
     return f"{found}, {ago} ago"
-
-
-def _since(when: float | None) -> str:
-    try:
-        return "" if when is None else f" ({datetime.fromtimestamp(when, UTC):%Y-%m-%d})"
-    except (OverflowError, ValueError, OSError):
-        return ""

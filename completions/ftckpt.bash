@@ -91,6 +91,8 @@ _ftckpt() {
         "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds") return ;;
         "gc purge --progress") words="auto json" ;;
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds") return ;;
+        "rm --progress") words="auto json" ;;
+        "rm --min-survivors"|"rm --endpoint"|"rm --profile"|"rm --region"|"rm --retry-seconds") return ;;
         "pin --progress") words="auto json" ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds") return ;;
         "tag --progress") words="auto json" ;;
@@ -168,6 +170,7 @@ _ftckpt() {
             "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --thin-after --policy --tier --min-survivors --max-delete --free --delete-corrupt --any-name --no-check --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "rm") words="--apply --min-survivors --no-check --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "pin") words="--reason --owner --remove --all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "tag") words="--remove --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "delta") words="--help -h" ;;
@@ -195,18 +198,19 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc rm pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
+            "rm") ask=1 ;;
             "pin") ask=1 ;;
             "tag") ask=1 ;;
             "delta") words="pack unpack info rebase" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc rm pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify scrub seal latest promote restart reshard convert families copy sync repair diff gc rm pin tag delta plan status incidents guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

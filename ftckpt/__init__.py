@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
     from .operations.restarting import restart
-    from .operations.retaining import gc, gc_purge, gc_undelete
+    from .operations.retaining import gc, gc_purge, gc_undelete, rm
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard
@@ -75,6 +75,7 @@ __all__ = [
     "replay_run",
     "reshard",
     "restart",
+    "rm",
     "scrub",
     "seal",
     "status",

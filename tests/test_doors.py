@@ -318,6 +318,9 @@ replay run --dir trial --checkpoint STEP -- true
 replay run --dir trial --timeout 5 -- true
 replay run --dir trial -- no-such-program
 replay run --dir trial --runs 1 --timeout 20s -- true
+rm ROOT 1
+rm ROOT 7
+rm ROOT 1 2 --apply
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
 pin ROOT 1

@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
     "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
     "gc purge": "Free the space of trash that is old enough",
+    "rm": "Drop checkpoints by name: shows a plan, and --apply moves them to the trash",
     "pin": "Keep a checkpoint against all retention rules, until the pin is taken away",
     "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
     "delta pack": "Write a checkpoint as its difference from another one, or compressed whole",
@@ -87,8 +88,7 @@ _MEANT = {
     "merge": ("convert",),
     "export": ("convert",),
     "cp": ("copy",),
-    "rm": ("gc",),
-    "delete": ("gc",),
+    "delete": ("rm", "gc"),
     "prune": ("gc",),
     "forget": ("gc",),
 }

@@ -33,6 +33,7 @@ ARGUMENTS = {
     "gc undelete": ("place", "trash"),
     "pin": ("place", "step"),
     "pin --remove": ("place", "pinned"),
+    "rm": ("place", "step"),
     "tag": ("place", "step", "tag"),
     "tag --remove": ("place", "tagged", "tag"),
 }

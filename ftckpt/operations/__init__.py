@@ -24,7 +24,7 @@ MODULES = {
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
+    "retaining": ("gc", "gc_purge", "gc_undelete", "rm"),
     "surveying": ("doctor", "ls", "status"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),
