@@ -166,18 +166,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("diff ROOT ROOT/step-7", 2),
         ("plan --gpus 16384 --gpu-mtbf 50000h --save 60s", 0),
         ("plan --preset llama3 --params 405B --storage-bw 2TB/s --gpu-hour 2.33 --run 54d", 0),
-        ("plan --failures 9/9d --snapshot 2s --flush 60s --step-time 3s --model young", 0),
+        ("plan --failures 9/9d --snapshot 2s --flush 60s --set step-time=3s --model young", 0),
         ("plan --mtbf 3h --tier name=a,cost=1s,covers=80% --tier name=b,cost=60s", 0),
-        ("plan --mtbf 3h --save 60s --simulate --runs 4 --failures-per-run 20", 0),
+        ("plan --mtbf 3h --save 60s --simulate --runs 4 --set failures-per-run=20", 0),
         ("plan --from ROOT --save 5s --mtbf 3h", 0),
-        ("plan --mtbf 3h --save 60s --weights-between 3 --rewarm 5m", 0),
+        ("plan --mtbf 3h --save 60s --set weights-between=3 --set rewarm=5m", 0),
         (
-            "plan --mtbf 3h --save 60s --silent-mtbf 9d --detection-latency 2h --simulate --runs 4",
+            (
+                "plan --mtbf 3h --save 60s --set silent-mtbf=9d --set "
+                "detection-latency=2h --simulate --runs 4"
+            ),
             0,
         ),
-        ("plan --gpus 64 --gpu-mtbf 900h --save 60s --simulate --ageing gpu=0.7 --runs 4", 0),
+        ("plan --gpus 64 --gpu-mtbf 900h --save 60s --simulate --set ageing=gpu=0.7 --runs 4", 0),
         ("plan --presets", 0),
-        ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --read-bw 10GB/s --restart 2m", 0),
+        ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --set read-bw=10GB/s --restart 2m", 0),
         ("plan --save 60", 2),
         ("plan sweep --over gpus=1k..8k --gpu-mtbf 50000h --save 60s", 0),
         ("plan sweep --over save=1s..9h --mtbf 1h", 0),

@@ -268,22 +268,22 @@ delta rebase DELTA made
 delta rebase STEP made
 plan --mtbf 3h --save 60s
 plan --gpus 16k --gpu-mtbf 50000h --params 405B --storage-bw 2TB/s --max-loss 5m --gpu-hour 2.33
-plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --failures-per-run 20
+plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --set failures-per-run=20
 plan --mtbf 3h --tier name=ram,cost=1s,restore=10s,covers=80% --tier name=shared,cost=60s
-plan --mtbf 3h --save 60s --weights-between 2 --weights-save 8s --rewarm 1h --interval 20m
+plan --mtbf 3h --save 60s --set weights-between=2 --set weights-save=8s --interval 20m
 plan --from ROOT --mtbf 3h --save 60s
 plan --from nowhere --mtbf 3h
 plan --from-log words.log --save 60s
 plan --mtbf 3h
 plan --mtbf 3 --save 60s
 plan --save 60s
-plan --mtbf 3h --save 60s --law weibull:0.7
+plan --mtbf 3h --save 60s --set law=weibull:0.7
 plan --presets
 plan sweep --over gpus=1k..4k --gpu-mtbf 50000h --save 60s
 plan sweep --over mtbf=30m..2d --over save=1s..10m --points 3
 plan sweep --over speed=1..2 --mtbf 3h
 plan sweep --over save=1s..10m --over save=1s..10m --mtbf 3h
-plan sweep --over save=1s..10m --mtbf 3h --weights-between 1
+plan sweep --over save=1s..10m --mtbf 3h --set weights-between=1
 plan risk --gpus 1k --afr 9% --days 30
 plan risk --gpus 1k --afr 9% --days 0
 plan risk --gpus many --afr 9% --days 30
