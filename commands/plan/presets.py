@@ -1,4 +1,4 @@
-"""`ftckpt plan --presets`: published failure rates, and the bytes of state of a parameter."""
+"""`ftckpt plan --preset list`: published failure rates, and the bytes of state of a parameter."""
 
 from __future__ import annotations
 

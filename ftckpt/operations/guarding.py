@@ -75,12 +75,12 @@ class GuardReport:
             "damage is mended from a second tier; the path is in FTCKPT_RESUME",
         ),
         (
-            "srun ftckpt guard /ckpt/run7 --notice-signal USR1 -- torchrun ... train.py"
+            "srun ftckpt guard /ckpt/run7 --notice-signal USR1@300s -- torchrun ... train.py"
             " --resume {}",
             "with #SBATCH --signal=USR1@300: the trainer saves, and the job ends with 75",
         ),
         (
-            "ftckpt guard /ckpt/run7 --notices aws --on-hang kill --max-age 30m -- ./train.sh",
+            "ftckpt guard /ckpt/run7 --notice aws --on-hang kill --max-age 30m -- ./train.sh",
             "on a spot instance; a training that has not saved for 30 minutes is restarted",
         ),
     ),
@@ -181,19 +181,21 @@ def guard(
     ] = "USR1",
     notice_signal: Annotated[
         Sequence[str],
-        option("NAME", "A signal that announces a preemption (repeatable).", under=_NOTICES),
+        option(
+            "NAME[@T]",
+            "A signal that announces a preemption, T before it: USR1@300s. Repeatable.",
+            under=_NOTICES,
+        ),
     ] = (),
-    notice_time: Annotated[
-        amounts.Duration,
-        option("T", "How long such a signal leaves: --signal=USR1@300.", under=_NOTICES),
-    ] = "",
-    notices: Annotated[
-        str, option("CLOUDS", "Ask metadata services: aws,gcp,azure.", under=_NOTICES)
-    ] = "",
     notice: Annotated[
-        str,
-        option("COMMAND", "Ask this: it ends with 0 if there is a notice.", under=_NOTICES),
-    ] = "",
+        Sequence[str],
+        option(
+            "WHERE",
+            "Ask aws, gcp or azure, or a COMMAND that ends with 0 if there is a notice. "
+            "Repeatable.",
+            under=_NOTICES,
+        ),
+    ] = (),
     notice_every: Annotated[
         amounts.Duration, option("T", "How often both are asked.", under=_NOTICES)
     ] = "5s",
@@ -269,7 +271,11 @@ def guard(
         world=world, scratch=scratch, reader=reader, batch=batch, lr=lr,
         accumulation=accumulation, limit_rate=amounts.rate(limit_rate), flags=flags,
     )  # fmt: skip
-    clouds = [name.strip() for name in notices.split(",") if name.strip()]
+    told_before = [
+        amounts.seconds(left, "--notice-signal")
+        for one in notice_signal
+        if (left := one.partition("@")[2])
+    ]
     settings = GuardSettings(
         limits=Limits(
             max_restarts,
@@ -283,11 +289,11 @@ def guard(
         settled=amounts.seconds(settled, "--settled"),
         max_age=None if max_age == "" else amounts.seconds(max_age, "--max-age"),
         save_signal=_signal_number(save_signal, "--save-signal"),
-        notice_signals=[_signal_number(name, "--notice-signal") for name in notice_signal],
-        notice_seconds=(
-            None if notice_time == "" else amounts.seconds(notice_time, "--notice-time")
-        ),
-        sources=sources(clouds, notice, metadata_url),
+        notice_signals=[
+            _signal_number(one.partition("@")[0], "--notice-signal") for one in notice_signal
+        ],
+        notice_seconds=min(told_before, default=None),
+        sources=sources(notice, metadata_url),
         notice_every=amounts.seconds(notice_every, "--notice-every"),
         to_group=signal_group,
         zero_is_done=zero_is_done,

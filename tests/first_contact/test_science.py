@@ -184,12 +184,12 @@ class TestPlans:
     @pytest.mark.parametrize("size", ["0", "0GB", "0TB"])
     def test_nothing_is_not_compressed(self, size: str) -> None:
         asked = ["--ratio", "2", "--codec-bw", "4GB/s", "--storage-bw", "1GB/s"]
-        result = ftckpt_json("plan", "compress", "--size", size, *asked)["result"]
+        result = ftckpt_json("plan", "compress", "--bytes", size, *asked)["result"]
         assert result["code"] == 2
-        assert f"--size {size}" in result["message"]
+        assert f"--bytes {size}" in result["message"]
 
     def test_capacity_that_comes_back_must_stay_to_be_worth_a_restart(self) -> None:
-        asked = "plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m"
+        asked = "plan elastic --from 48 --to 64 --batch 1920 --lr 1e-3 --restart 6m"
         stay = ftckpt_json(*asked.split())["grow_above_s"]
         assert stay == pytest.approx(360 * 64 / 16)
         # After that time both ways have done the same work.

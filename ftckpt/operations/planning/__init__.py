@@ -255,7 +255,7 @@ _FAILING, _COSTS, _BOUNDS = FailureOptions(), CostOptions(), BoundOptions()
             "failures by component from a run's logs; save and load from the size",
         ),
         (
-            "ftckpt plan --presets",
+            "ftckpt plan --preset list",
             "published failure rates with their sources; what is saved",
         ),
     ),
@@ -305,9 +305,6 @@ def plan(
     runs: Annotated[int, option("N", "Runs to simulate.", min=2)] = 100,
     failures_per_run: Annotated[int, assumption("N", "Failures in each of them.", min=1)] = 1000,
     seed: Annotated[int, assumption("N", "Seed of the simulation.", min=0)] = 0,
-    presets: Annotated[
-        bool, switch("--presets", "List the presets and their sources, and stop.")
-    ] = False,
     beside: Sequence[float] = (),
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
@@ -319,14 +316,14 @@ def plan(
     were counted are carried through to the interval.
 
     Returns:
-        The plan; with `presets` a `PresetList`. `beside` are multiples of the interval that are
-        simulated too.
+        The plan; of the preset `list` a `PresetList`. `beside` are multiples of the interval that
+        are simulated too.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
         NotFoundError: the root or a log is not there.
     """
-    if presets:
+    if failing.preset == "list":
         return cast(PlanReport, _presets())
     if law != "exponential" and not simulate:
         raise UsageError(f"--set law={law} is of the simulation", hint="add --simulate")

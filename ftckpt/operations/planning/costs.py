@@ -10,6 +10,7 @@ from typing import Any
 
 from ftckpt.amounts import brief_duration, human_count
 from ftckpt.errors import UsageError
+from ftckpt.operations.definition import taken
 from ftckpt.planning import (
     Failures,
     Latent,
@@ -327,7 +328,10 @@ def _alone(name: str, costs: CostOptions, *others: str) -> None:
     """Refuse options that the model of an option does not know."""
     for other in others:
         if getattr(costs, other):
-            flags = (f"--{one.replace('_', '-')}" for one in (name, other))
+            assumed = {one.name for one in taken(CostOptions) if one.opt.assumed}
+            flags = (
+                f"--{'set ' * (one in assumed)}{one.replace('_', '-')}" for one in (name, other)
+            )
             raise UsageError(f"{' and '.join(flags)} are not planned for together")
 
 

@@ -116,7 +116,7 @@ class FailureOptions:
     job_mtbf: Annotated[str, assumption("T", "Between failures of the job's own software.")] = ""
     mtbf: Annotated[str, option("T", "Time between failures of the whole job.")] = ""
     failures: Annotated[str, option("N/T", "Counted failures in a time: 419/54d.")] = ""
-    preset: Annotated[str, option("NAME", "A published run: see --presets.")] = ""
+    preset: Annotated[str, option("NAME", "A published run: llama3, …; `list` shows them.")] = ""
     burn_in: Annotated[str, assumption("X", "Multiply the rate, for new machines: 1.3.")] = "1"
 
 
@@ -130,7 +130,7 @@ class CostOptions:
     nbytes: Annotated[str, option("SIZE", "Size of a checkpoint: 5.7TB.", "--bytes")] = ""
     params: Annotated[str, option("N", "Parameters of the model: 405B or 405e9.")] = ""
     bytes_per_param: Annotated[
-        str, assumption("X", "A number, or PRECISION-OPTIMIZER: see --presets.")
+        str, assumption("X", "A number, or PRECISION-OPTIMIZER: see --preset list.")
     ] = "bf16-adamw"
     ranks: Annotated[str, assumption("N", "Ranks that write at once; by default the GPUs.")] = ""
     write_bw: Annotated[str, assumption("RATE", "Write rate of one rank: 5GB/s, 400Gb/s.")] = ""
@@ -333,19 +333,21 @@ def _parts(options: FailureOptions, gpus: int | None) -> Iterator[rates.Cause]:
         ("nic", "--set nics", options.nics, options.nic_mtbf, gpus),
         ("psu", "--set psus", options.psus, options.psu_mtbf, hosts),
     ):
+        mtbf = "--gpu-mtbf" if name == "gpu" else f"--set {name}-mtbf"
         if number and not rate:
             raise UsageError(
                 f"{flag} says how many there are, and nothing how often they fail",
-                hint=f"--{name}-mtbf 50000h",
+                hint=quantities.typed(mtbf, "50000h"),
             )
         if not rate:
             continue
         many = quantities.count(number, flag, kilo=1024) if number else default
         if many is None:
             raise UsageError(
-                f"--{name}-mtbf is one's, and nothing says how many there are", hint=f"{flag} 1024"
+                f"{mtbf} is one's, and nothing says how many there are",
+                hint=quantities.typed(flag, "1024"),
             )
-        each = quantities.failure_rate(rate, f"--{name}-mtbf", per_node=per_node)
+        each = quantities.failure_rate(rate, mtbf, per_node=per_node)
         yield rates.Cause(name, each * many, many)
     for text in options.component or ():
         part = quantities.component(text, "--component", per_node=per_node)

@@ -53,18 +53,18 @@ def plan(line: str) -> dict[str, Any]:
             "job-mtbf=40h --set burn-in=1.3 --save 60s",
         ),
         ("plan-terminal", "plan --mtbf 3h --save 60s --restart 8m --plot -"),
-        ("plan-presets", "plan --presets"),
+        ("plan-presets", "plan --preset list"),
         ("plan-sweep", "plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s --restart 8m"),
         ("plan-matrix", "plan sweep --over mtbf=1h..8h --over save=10s..160s"),
         (
             "plan-elastic",
-            "plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3 --reshard 6m",
+            "plan elastic --from 64 --to 48 --batch 2048 --lr 1e-3 --restart 6m",
         ),
         (
             "plan-compress",
-            "plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 1.5GB/s",
+            "plan compress --bytes 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 1.5GB/s",
         ),
-        ("plan-risk", "plan risk --gpus 16384 --afr 50000h --days 54 --restart 10m"),
+        ("plan-risk", "plan risk --gpus 16384 --gpu-mtbf 50000h --run 54d --restart 10m"),
     ],
 )
 def test_answers_are_as_kept(name: str, line: str) -> None:
@@ -156,12 +156,12 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan sweep --over save=1s..2s --points 1 --mtbf 3h", "--points"),
         ("plan sweep --over save=1s..2s --over save=1s..2s --mtbf 3h", "given twice"),
         ("plan sweep --over a --over b --over c", "one or two"),
-        ("plan elastic --from-gpus 64 --to-gpus 48 --batch 2047 --lr 1", "does not divide"),
-        ("plan elastic --from-gpus 6 --to-gpus 6 --batch 6 --lr 1 --reshard 1s", "no GPU was lost"),
-        ("plan compress --size 5 --ratio 2 --codec-bw 1GB/s --storage-bw 1GB/s", "5TB"),
-        ("plan risk --gpus 5 --afr 0% --days 3", "above zero"),
-        ("plan risk --gpus 5 --afr 5% --days nan", "--days"),
-        ("plan risk --gpus 5 --afr 5% --days -1", "--days"),
+        ("plan elastic --from 64 --to 48 --batch 2047 --lr 1", "does not divide"),
+        ("plan elastic --from 6 --to 6 --batch 6 --lr 1 --restart 1s", "no GPU was lost"),
+        ("plan compress --bytes 5 --ratio 2 --codec-bw 1GB/s --storage-bw 1GB/s", "5TB"),
+        ("plan risk --gpus 5 --gpu-mtbf 0% --run 3d", "above zero"),
+        ("plan risk --gpus 5 --gpu-mtbf 5% --run nan", "--run"),
+        ("plan risk --gpus 5 --gpu-mtbf 5% --run=-1d", "--run"),
     ],
 )
 def test_nonsense_is_a_sentence_and_2(
@@ -396,6 +396,6 @@ def test_points_are_evenly_spaced_on_a_logarithmic_scale() -> None:
 
 
 def test_risk_without_checkpoints_does_not_overflow() -> None:
-    answer = ftckpt_json(*shlex.split("plan risk --gpus 1M --afr 1h --days 3650"))
+    answer = ftckpt_json(*shlex.split("plan risk --gpus 1M --gpu-mtbf 1h --run 3650d"))
     assert answer["probability"] == 1.0
     assert answer["log10_completion_s"] > 1e9
