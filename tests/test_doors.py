@@ -365,13 +365,13 @@ ls STEP
 ls ROOT --all
 ls tier
 ls nowhere
-status ROOT --late 1000000
+status ROOT --set late=1000000
 status ROOT --expect-interval 22m --policy retention.toml --tier tier --scrub-every 1d
 status ROOT --expect-interval 5
 status ROOT --scrub-every 0s
 status ROOT --policy nowhere.toml
 status ROOT --tier nowhere
-status ROOT --late 1000000 --prometheus m.json
+status ROOT --set late=1000000 --prometheus m.json
 status ROOT --prometheus STEP
 status ROOT@1
 status nowhere

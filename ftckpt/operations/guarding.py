@@ -17,7 +17,7 @@ from ftckpt.reports import UNSAID
 from ftckpt.storage import StoreOptions
 
 from .choosing import ChoiceFlags
-from .definition import argument, operation, option, switch
+from .definition import argument, assumption, operation, option, switch
 from .opening import STORES, chosen
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def guard(
         bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
     wait_lock: Annotated[
-        amounts.Duration, option("T", "Wait for another guard of ROOT to end.")
+        amounts.Duration, assumption("T", "Wait for another guard of ROOT to end.")
     ] = "200s",
     nodes: Annotated[
         int | None, option("N", "Guards of this job, where no launcher says it.", min=1)
@@ -154,13 +154,14 @@ def guard(
     ] = 3,
     backoff: Annotated[
         amounts.Duration,
-        option("T", "Before the first restart; doubled without a new save.", under=_AGAIN),
+        assumption("T", "Before the first restart; doubled without a new save.", under=_AGAIN),
     ] = "10s",
     max_backoff: Annotated[
-        amounts.Duration, option("T", "Wait no longer than this.", under=_AGAIN)
+        amounts.Duration, assumption("T", "Wait no longer than this.", under=_AGAIN)
     ] = "10m",
     grace: Annotated[
-        amounts.Duration, option("T", "Between SIGTERM to the command and SIGKILL.", under=_AGAIN)
+        amounts.Duration,
+        assumption("T", "Between SIGTERM to the command and SIGKILL.", under=_AGAIN),
     ] = "30s",
     signal_group: Annotated[
         bool,
@@ -197,7 +198,7 @@ def guard(
         ),
     ] = (),
     notice_every: Annotated[
-        amounts.Duration, option("T", "How often both are asked.", under=_NOTICES)
+        amounts.Duration, assumption("T", "How often both are asked.", under=_NOTICES)
     ] = "5s",
     metadata_url: Annotated[str, option("URL", "", hidden=True, under=_NOTICES)] = "",
     every: Annotated[
@@ -205,7 +206,7 @@ def guard(
     ] = "15s",
     settled: Annotated[
         amounts.Duration,
-        option("T", "Verify a save that does not pass again after T.", under=_WATCH),
+        assumption("T", "Verify a save that does not pass again after T.", under=_WATCH),
     ] = "30s",
     limit_rate: Annotated[
         amounts.Rate, option("RATE", "Read no faster: 200MiB/s.", under=_WATCH)
@@ -279,14 +280,14 @@ def guard(
     settings = GuardSettings(
         limits=Limits(
             max_restarts,
-            amounts.seconds(backoff, "--backoff"),
-            amounts.seconds(max_backoff, "--max-backoff"),
+            amounts.seconds(backoff, "--set backoff"),
+            amounts.seconds(max_backoff, "--set max-backoff"),
             OnHang(chosen(HangPolicy, on_hang, "--on-hang").value),
         ),
-        grace=amounts.seconds(grace, "--grace"),
+        grace=amounts.seconds(grace, "--set grace"),
         patience=patience,
         every=amounts.seconds(every, "--every"),
-        settled=amounts.seconds(settled, "--settled"),
+        settled=amounts.seconds(settled, "--set settled"),
         max_age=None if max_age == "" else amounts.seconds(max_age, "--max-age"),
         save_signal=_signal_number(save_signal, "--save-signal"),
         notice_signals=[
@@ -294,7 +295,7 @@ def guard(
         ],
         notice_seconds=min(told_before, default=None),
         sources=sources(notice, metadata_url),
-        notice_every=amounts.seconds(notice_every, "--notice-every"),
+        notice_every=amounts.seconds(notice_every, "--set notice-every"),
         to_group=signal_group,
         zero_is_done=zero_is_done,
         iteration_file=iteration_file,
@@ -307,7 +308,7 @@ def guard(
     ended: Ended | None = None
     try:
         ended = guarded(
-            words, choice, settings, wait_lock=amounts.seconds(wait_lock, "--wait-lock"),
+            words, choice, settings, wait_lock=amounts.seconds(wait_lock, "--set wait-lock"),
             no_lock=no_lock, node=node_place(os.environ, nodes, job),
             retry_suspected=retry_suspected, stores=stores, on=on, told=logs.append,
         )  # fmt: skip
