@@ -177,7 +177,6 @@ latest ROOT --step-at-most 1
 latest ROOT --require model,nothing
 latest ROOT --require model,rng
 latest ROOT --world 3
-latest ROOT --world 0
 latest ROOT --wait --timeout 1s
 latest ROOT --pointer nothing
 latest ROOT --pointer nothing --wait
@@ -517,11 +516,10 @@ def test_both_doors_do_and_say_the_same(
         ("convert", "dtype", "fp64"),
         ("convert", "names", "mine"),
         ("verify", "level", "deep"),
-        ("verify", "require", "crc"),
         ("seal", "level", "deep"),
         ("inspect", "sort", "size"),
-        ("promote", "verify", "auto"),
-        ("latest", "verify", "auto"),
+        ("promote", "level", "auto"),
+        ("latest", "level", "auto"),
     ],
 )
 def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(
