@@ -51,7 +51,7 @@ NEEDS = {
     "latest": "ROOT", "plan": "--mtbf 3h --save 60s",
     "plan elastic": "--from 8 --to 6 --batch 64 --lr 3e-4", "promote": "CKPT",
     "repair": "BAD --from CKPT", "replay run": "-- python train.py", "reshard": "SRC DST",
-    "restart": "ROOT --world 1 --scratch tmp", "seal": "CKPT", "status": "ROOT",
+    "restart": "ROOT --world 1 --scratch tmp", "scrub": "ROOT", "seal": "CKPT", "status": "ROOT",
     "sync": "ROOT DST", "verify": "CKPT",
 }  # fmt: skip
 
