@@ -270,9 +270,9 @@ def complaint(words: Sequence[str]) -> str:
             return next(wrong_values(command, parsed.params), "")
     except click.exceptions.Exit:  # --help
         return ""
-    except click.UsageError as error:
-        said = error.format_message()
-        kind = type(error).__name__
+    except UsageError as error:
+        said = error.message
+        kind = type(error.__cause__).__name__
         # Prose names a verb or an option without what belongs to it, or with a word for it.
         open_ended = kind == "MissingParameter"
         open_ended |= kind == "BadOptionUsage" and words[-1] in said

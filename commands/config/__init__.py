@@ -22,6 +22,7 @@ STORAGE = False
 # What follows the verb belongs to that verb.
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 EXAMPLES = (
+    ("ftckpt config verify", "what the options of verify are, and who has set each"),
     ("ftckpt config", "the file of settings, the environment, remotes, policies"),
     ("ftckpt config copy --jobs 4", "each option of copy, its value, and who has set it"),
 )

@@ -101,6 +101,7 @@ class Requirement(StrEnum):
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "recognised, but not readable by this version",
     },
+    everyday=("--level", "--all", "--against", "--also", "--sample", "--remember"),
 )
 def verify(
     checkpoint: Opened,
@@ -347,6 +348,7 @@ class SealedCheckpoint:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--level", "--manifest", "--force", "--limit-rate"),
 )
 def seal(
     checkpoint: Opened,
@@ -366,7 +368,7 @@ def seal(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> SealedCheckpoint:
-    """Record digests of a checkpoint, so that any later change is found.
+    """Record digests of a checkpoint, so that a later change is found.
 
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
     and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.

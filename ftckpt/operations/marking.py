@@ -75,6 +75,7 @@ class Marks(NamedTuple):
             'ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"',
             "gc keeps it until unpinned",
         ),
+        ("ftckpt pin /ckpt/run7 latest --reason baseline", "the newest, whatever its step"),
         ("ftckpt pin s3://run7/ckpt latest --reason release --owner team-x", "for somebody else"),
     ),
     codes={ExitCode.OK: "pinned", **_CODES},
@@ -88,7 +89,7 @@ def pin(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[Pinned, ...]:
-    """Keep a checkpoint until it is unpinned, against all retention rules.
+    """Keep a checkpoint until it is unpinned, against all rules.
 
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
     built on is kept with it.
@@ -119,6 +120,7 @@ def pin(
     examples=(
         ("ftckpt unpin /ckpt/run7 120000", "take your own pin away"),
         ("ftckpt unpin /ckpt/run7 120000 --owner alice", "take away the pin of somebody else"),
+        ("ftckpt unpin /ckpt/run7 120000 --everybody", "take away all pins"),
     ),
     codes={ExitCode.OK: "unpinned", **_CODES, ExitCode.NOT_FOUND: "no such root or pin"},
 )
@@ -171,6 +173,7 @@ def unpin(
 @operation(
     examples=(
         ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
+        ("ftckpt pins s3://run7/ckpt", "the same on object storage"),
         ("ftckpt pins /ckpt/run7 --json | jq -r '.pins[].path'", "only the checkpoints"),
     ),
     codes={
@@ -211,6 +214,7 @@ def pins(root: _Root, *, stores: StoreOptions = STORES, on: Observer = SILENT) -
 @operation(
     examples=(
         ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
+        ("ftckpt tag /ckpt/run7 latest baseline", "the newest, whatever its step"),
         ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
     ),
     codes={ExitCode.OK: "tagged", **_CODES},
@@ -250,7 +254,11 @@ def tag(
 
 
 @operation(
-    examples=(("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),),
+    examples=(
+        ("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),
+        ("ftckpt untag /ckpt/run7 step-120000 milestone released", "several at once"),
+        ("ftckpt untag s3://run7/ckpt 120000 milestone", "the same on object storage"),
+    ),
     codes={ExitCode.OK: "untagged", **_CODES, ExitCode.NOT_FOUND: "no such root or tag"},
 )
 def untag(
@@ -261,7 +269,7 @@ def untag(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[Tagged, ...]:
-    """Remove tags from a checkpoint, so that retention rules apply to it again.
+    """Remove tags from a checkpoint.
 
     The checkpoint need not be there any more.
 

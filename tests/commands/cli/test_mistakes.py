@@ -1,0 +1,149 @@
+"""A mistyped command line: one line in plain words that says what to type, and nothing runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ftckpt.commands.cli import app, mistakes, verbs
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.errors import ExitCode, UsageError
+
+RUN = Path(__file__).parents[2] / "data" / "run"
+
+
+def said(*words: str) -> tuple[str, str]:
+    """Return message and hint of a command line that is refused."""
+    with pytest.raises(UsageError) as caught:
+        app.execute(words, Invocation())
+    return caught.value.message, caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("list run", 'there is no verb "list": ftckpt ls lists the checkpoints of a root'),
+        ("fsck run", 'there is no verb "fsck": ftckpt verify checks a checkpoint'),
+        ("Check run", 'there is no verb "Check": ftckpt verify checks a checkpoint'),
+        ("undo run", 'there is no verb "undo": ftckpt gc undelete restores what was dropped'),
+        ("VERIFY run", 'there is no verb "VERIFY": verbs are written in small letters: ftckpt'
+         " verify"),
+        ("GC Undelete run", 'there is no verb "GC": verbs are written in small letters: ftckpt gc'
+         " undelete"),
+        ("verfy run", 'there is no verb "verfy": did you mean ftckpt verify?'),
+        ("latst x", 'there is no verb "latst": did you mean ftckpt latest?'),
+        ("undelete run", 'there is no verb "undelete": did you mean ftckpt gc undelete?'),
+        ("undelet run", 'there is no verb "undelet": did you mean ftckpt gc undelete?'),
+        ("frobnicate", 'there is no verb "frobnicate": ftckpt --help lists the verbs'),
+        ("/ckpt/run7", '"/ckpt/run7" is a place, and a verb comes first: ftckpt ls /ckpt/run7'),
+        ("delta", "delta is several verbs: delta pack, delta unpack, delta info and delta rebase"),
+        ("delta show x", 'there is no verb "delta show": ftckpt has delta pack, delta unpack, delta'
+         " info and delta rebase"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_no_verb_leads_to_one(words: str, message: str) -> None:
+    assert said(*words.split()) == (message, "")
+
+
+@pytest.mark.parametrize("word", ["prune", "rollback", "backup", "forget", "delete", "restore"])
+def test_a_word_for_deleting_or_writing_runs_nothing(word: str, tmp_path: Path) -> None:
+    message, _ = said(word, str(tmp_path))
+    assert message.startswith(f'there is no verb "{word}": ftckpt ')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_said_of_other_words_is_true() -> None:
+    assert [verb for meant in mistakes.TRIED.values() for verb in meant
+            if verb not in verbs.VERBS] == []  # fmt: skip
+    assert [word for word in mistakes.TRIED if verbs.is_verb(word) or word != word.lower()] == []
+    assert {*mistakes.DOES} <= {*verbs.VERBS}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("verify", "verify needs PATH: a checkpoint or root: local path"),
+        ("cat run", "cat needs TENSOR: a tensor, an object"),
+        ("plan risk --gpus 4 --days 3", "plan risk needs --afr RATE: failures of one GPU"),
+        ("verify run --lvl content", "verify has no option --lvl; did you mean --level or --all?"),
+        ("verify run -level content", "-level is written with two minus signs: --level"),
+        ("verify run -json", "-json is written with two minus signs: --json"),
+        ("verify run \u2014level", "more arguments than verify takes: \u2014level"),
+        ("verify run --level deep", "--level takes auto, structure, content or values, not"
+         ' "deep"'),
+        ("verify run --level Content", "--level takes auto, structure, content or values, not"
+         ' "Content"; did you mean content?'),
+        ("verify run --level", "--level needs a value: auto, structure, content or values"),
+        ("gc run --keep-last", "--keep-last needs a value: N, the N newest"),
+        ("gc run --keep-last 0", '--keep-last takes a whole number from 1, not "0"'),
+        ("gc run --keep-last three", '--keep-last takes a whole number from 1, not "three"'),
+        ("verify run --jobs 1.5", '--jobs takes a whole number from 0, not "1.5"'),
+        ("verify run --retry-seconds soon", '--retry-seconds takes a number from 0, not "soon"'),
+        ("verify run --retry-seconds nan", '--retry-seconds takes a number from 0, not "nan"'),
+        ("reshard a b --zero-stage 4", '--zero-stage takes a whole number from 1 to 3, not "4"'),
+        ("verify run --json=1", "--json takes no value: write --json alone"),
+        ("verify run --threads 4", "verify has no option --threads; did you mean --jobs?"),
+        ("gc run --keep-last 3 --dry-run", "gc has no option --dry-run: without --apply nothing"),
+        ("ls run -r", "ls has no option -r: what is below a root is found without it"),
+        ("ls run --color", "ls has no option --color: colours are shown on terminals alone"),
+        ("ls run --format json", "ls has no option --format: --json prints the answer"),
+        ("ls run --keep-last 3", "ls has no option --keep-last; it is one of gc"),
+        ("ls run -x", "ls has no option -x"),
+        ("seal first of a path", "more arguments than seal takes: of a path"),
+        ("completions tcsh", 'SHELL takes bash, zsh or fish, not "tcsh"'),
+        ("--level content verify run", "--level cannot stand before the verb"),
+        ("--no-color ls run", "ftckpt has no option --no-color: colours are shown"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_wrong(words: str, message: str) -> None:
+    found, _ = said(*words.split())
+    assert found.startswith(message)
+    assert (
+        re.search("[Ii]nvalid value|No such|[Gg]ot unexpected|Missing |not a valid", found) is None
+    )
+
+
+def test_a_variable_is_named_where_its_value_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTCKPT_VERIFY_JOBS", "many")
+    message, _ = said("verify", str(RUN))
+    assert message == 'FTCKPT_VERIFY_JOBS (--jobs) takes a whole number from 0, not "many"'
+    monkeypatch.setenv("FTCKPT_VERIFY_JOBS", "1")
+    monkeypatch.setenv("FTCKPT_VERIFY_ALL", "maybe")
+    message, _ = said("verify", str(RUN))
+    assert message == 'FTCKPT_VERIFY_ALL (--all) takes 1 or 0, not "maybe"'
+
+
+def test_a_long_value_is_not_repeated_whole() -> None:
+    message, _ = said("verify", "run", "--jobs", "9" * 1000)
+    assert len(message) < 150
+    assert '"9999' in message
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--json", "--endpoint", "http://127.0.0.1:9"]])
+def test_common_options_stand_before_the_verb_or_behind_it(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for words in ([*options, "ls", str(RUN)], ["ls", *options, str(RUN)]):
+        with pytest.raises(SystemExit) as ended:
+            app.main(words)
+        assert ended.value.code == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["schema"] == answers[1]["schema"] == "ftckpt.ls/1"
+    steps = [[one["step"] for one in answer["checkpoints"]] for answer in answers]
+    assert steps[0] == steps[1] == [2, 1]
+
+
+def test_help_before_the_verb_is_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for words in (("-h", "verify"), ("verify", "-h"), ("--help", "verify"), ("verify", "--help")):
+        assert app.execute(words, Invocation()).code is ExitCode.OK
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert pages[2] == pages[3]
+    assert pages[0] != pages[2]
+    assert app.execute(("delta", "-h"), Invocation()).code is ExitCode.OK
+    assert "delta rebase  Rewrite" in capsys.readouterr().out
