@@ -42,6 +42,38 @@ def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert near in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("step-1200", "step-1000 and {}step-1500"),
+        ("step-100", "step-500"),
+        ("step-9000", "step-2000"),
+        ("step1500", "step-1500"),
+        ("step-0001500", "step-1500"),
+        ("Step_700", "step-500 and {}step-1000"),
+        ("epoch-2", "epoch-3"),
+    ],
+)
+def test_the_nearest_steps_are_named_by_number(tmp_path: Path, asked: str, near: str) -> None:
+    """By spelling step-2000 is as near to step-1200 as step-1000 is."""
+    for name in ("step-500", "step-1000", "step-1500", "step-2000", "epoch-3", "logs"):
+        (tmp_path / name).mkdir()
+    shown = near.format(f"{tmp_path}/")
+    assert hint_for_absent(f"{tmp_path}/{asked}") == f"the nearest by number: {tmp_path}/{shown}"
+
+
+def test_a_word_after_at_that_is_no_step(tmp_path: Path) -> None:
+    write(tmp_path, "step-9", 9)
+    for word, meant in (("step-0009", "9"), ("newst", "latest"), ("best", "latest")):
+        with pytest.raises(NotFoundError) as caught:
+            locate(f"{tmp_path}@{word}", OPTIONS)
+        said = f"after @ comes the number of a step, or latest: {tmp_path}@{meant}"
+        assert caught.value.hint == said
+    assert locate(f"{tmp_path}@newest", OPTIONS).which == "latest"
+    (tmp_path / "run@newest").mkdir()  # what is there as typed goes first
+    assert locate(f"{tmp_path}/run@newest", OPTIONS).which == ""
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "notes.txt"])
 def test_a_file_of_a_checkpoint_names_the_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / ".metadata").write_bytes(b"\x80\x02N.")
