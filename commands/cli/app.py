@@ -63,7 +63,7 @@ def before_verb(words: Sequence[str]) -> tuple[list[str], list[str], str]:
     valued = dict.fromkeys((*HELP, *_VERSION), False)
     valued |= {name: not one.is_flag for one in before_the_verb() for name in one.opts}
     at, strange = 0, ""
-    while at < len(words) and words[at].startswith("-"):
+    while at < len(words) and words[at].startswith("-") and words[at].strip("-"):
         name, joined, _ = words[at].partition("=")
         strange = strange or ("" if name in valued else words[at])
         at += 2 if valued.get(name) and not joined else 1

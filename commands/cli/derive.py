@@ -15,7 +15,8 @@ from typing import Annotated, Any, ForwardRef, NamedTuple, NoReturn, get_args
 
 import click
 
-from ftckpt.errors import ExitCode
+from ftckpt import amounts
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.operations.definition import (
     Opt,
     Taken,
@@ -70,6 +71,10 @@ def _storage(
 
 # No step, size or count of anything is larger, and no float or array takes every larger one.
 _MOST = 1 << 63
+# Amounts that many verbs take, read before a verb begins, so that a mistake names the option.
+_AMOUNTS: Mapping[str, Callable[[str], object]] = {
+    "limit_rate": amounts.rate, "max_memory": amounts.size, "sample": amounts.share,
+}  # fmt: skip
 # A longer value is not repeated whole.
 _SHOWN = 40
 
@@ -202,6 +207,12 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
         default = str(default)
 
     def value(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        read = _AMOUNTS.get(one.name)
+        if read is not None and given and isinstance(given, str):
+            try:
+                read(given)
+            except UsageError as error:  # which does not know the option
+                raise UsageError(f"{param.opts[-1]}: {error.message}", hint=error.hint) from error
         if several:
             return list(given) if given else one.default
         return enum(given) if enum is not None and given is not None else given

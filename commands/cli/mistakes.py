@@ -200,6 +200,19 @@ def unknown_verb(words: Sequence[str]) -> UsageError:
     return UsageError(f"{what}: ftckpt --help lists the verbs")
 
 
+def refuse_mistyped(verb: str, word: str) -> None:
+    """Refuse what is nearly the second word of a verb, `gc undelte`, and is no place.
+
+    Raises:
+        UsageError: it says which verb may be meant.
+    """
+    seconds = [one.split()[-1] for one in family(verb) if one != verb]
+    near = get_close_matches(word.lower(), seconds, 1, _ALIKE)
+    if near and not any(sign in word for sign in "/@:.") and not os.path.exists(word):
+        what = f'there is no verb "{verb} {_said(word)}": did you mean ftckpt {verb} {near[0]}?'
+        raise UsageError(what, hint=f"a place of this name is ./{_said(word)}")
+
+
 def _near(name: str) -> list[str]:
     """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
     known: dict[str, list[str]] = {}
@@ -217,6 +230,12 @@ def misplaced(word: str) -> UsageError:
     flag = word.partition("=")[0]
     if flag in _ADVICE:
         return UsageError(f"ftckpt has no option {_said(flag)}: {_ADVICE[flag]}")
+    from .derive import before_the_verb
+
+    common = [name for one in before_the_verb() for name in one.opts] + ["--version", *HELP]
+    near = get_close_matches(flag.lower(), common, 1, _ALIKE)
+    if near:
+        return UsageError(f"ftckpt has no option {_said(flag)}; did you mean {near[0]}?")
     return UsageError(
         f"{_said(flag)} cannot stand before the verb: only options that every verb has can",
         hint=f"write it after the verb: ftckpt VERB {_said(word)}",
@@ -251,7 +270,7 @@ def refused(error: click.UsageError, verb: Verb, words: Sequence[str]) -> UsageE
         return UsageError(f"{_called(error.param, error.ctx)} {error.message}", hint=see)
     extra = re.fullmatch(r"Got unexpected extra arguments? *\(?s?\)? \((.*)\)\.?", error.message)
     if extra:
-        return _too_many(extra[1], verb, see)
+        return _too_many(extra[1], words, verb, see)
     return UsageError(" ".join(error.message.split()).rstrip("."), hint=see)
 
 
@@ -265,7 +284,9 @@ def _no_option(name: str, verb: Verb, see: str) -> UsageError:
         and not (name in ("--dry-run", "-n") and "--apply" not in known)
     ):
         return UsageError(f"{what}: {_ADVICE[name]}", hint=see)
-    meant = meant or get_close_matches(name, known, 3, _ALIKE)
+    spelled = name.lower().replace("_", "-")
+    meant = meant or [one for one in known if one == spelled]
+    meant = meant or get_close_matches(spelled, known, 3, _ALIKE)
     if meant:
         return UsageError(f"{what}; did you mean {_listed(meant)}?", hint=see)
     others = [one for one in VERBS if name in {o for p in load(one).params for o in p.opts}]
@@ -288,13 +309,22 @@ def _missing(error: click.MissingParameter, verb: Verb) -> UsageError:
     return UsageError(f"{verb.name} needs {shown}: {_begun_small(about)}", hint=hint)
 
 
-def _too_many(words: str, verb: Verb, see: str) -> UsageError:
-    what = f"more arguments than {verb.name} takes: {_said(words)}"
+def _too_many(extra: str, words: Sequence[str], verb: Verb, see: str) -> UsageError:
+    what = f"more arguments than {verb.name} takes: {_said(extra)}"
+    known = {one for param in verb.params for one in param.opts}
     dashes = "\u2013\u2014\u2212"
-    if words[0] in dashes:
-        meant = _said(words.lstrip(dashes).split()[0])
-        hint = f"that is a text processor's dash, an option begins with two minus signs: --{meant}"
-        return UsageError(what, hint=hint)
+    for before, word in zip(["", *words], words, strict=False):
+        if word[:1] and word[0] in dashes:
+            option = _said(word.lstrip(dashes))
+            return UsageError(
+                what, hint=f"that is a text processor's dash, not two minus signs: --{option}"
+            )
+        if f"--{word}" in known:
+            return UsageError(what, hint=f"an option begins with two minus signs: --{word}")
+        step = re.fullmatch(r"@?(\d+|latest|newest)", word)
+        if step and before[:1] not in ("", "-") and not extra.startswith(before):
+            hint = f"a step is written with its root: {_said(before.rstrip('@'))}@{step[1]}"
+            return UsageError(what, hint=hint)
     return UsageError(what, hint=f"a path with spaces needs quotes; {see}")
 
 

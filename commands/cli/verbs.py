@@ -137,7 +137,12 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
     """
     verb = named(words)
     if verb:
-        return verb, list(words[len(verb.split()) :])
+        rest = list(words[len(verb.split()) :])
+        if len(family(verb)) > 1 and rest:
+            from .mistakes import refuse_mistyped
+
+            refuse_mistyped(verb, rest[0])
+        return verb, rest
     from .mistakes import unknown_verb
 
     raise unknown_verb(words)

@@ -95,7 +95,9 @@ def _shown(name: str) -> str:
 def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -> Result:
     name = named(words)
     if not name:
-        raise UsageError(f"unknown verb {words[0]!r}", hint="see ftckpt --help")
+        from ftckpt.commands.cli.mistakes import unknown_verb
+
+        raise unknown_verb(words)
     verb, rest = load(name), words[len(name.split()) :]
     known = {one for p in verb.params for one in (*p.opts, *p.secondary_opts)}
     end = rest.index("--") if "--" in rest else len(rest)

@@ -58,7 +58,8 @@ def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
         names = [c.path for root in roots for c in root.candidates if not c.staging]
         raise NotFoundError(
             f"{roots[0].store.url} has no checkpoint {which}",
-            hint=nearest_of(name, names) or f"ftckpt ls {shlex.quote(roots[0].store.url)} lists them",
+            hint=nearest_of(name, names)
+            or f"ftckpt ls {shlex.quote(roots[0].store.url)} lists them",
         )
     _require_one_run(found, which)
     return tuple(found)

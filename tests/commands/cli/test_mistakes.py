@@ -147,3 +147,45 @@ def test_help_before_the_verb_is_the_verbs(capsys: pytest.CaptureFixture[str]) -
     assert pages[0] != pages[2]
     assert app.execute(("delta", "-h"), Invocation()).code is ExitCode.OK
     assert "delta rebase  Rewrite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("gc undlete run", 'there is no verb "gc undlete": did you mean ftckpt gc undelete?',
+         "a place of this name is ./undlete"),
+        ("plan swep", 'there is no verb "plan swep": did you mean ftckpt plan sweep?',
+         "a place of this name is ./swep"),
+        ("verify run 1000", "more arguments than verify takes: 1000",
+         "a step is written with its root: run@1000"),
+        ("verify run @latest", "more arguments than verify takes: @latest",
+         "a step is written with its root: run@latest"),
+        ("gc run keep-last 3", "more arguments than gc takes: 3",
+         "an option begins with two minus signs: --keep-last"),
+        ("verify run \u2014level content", "more arguments than verify takes: \u2014level content",
+         "that is a text processor's dash, not two minus signs: --level"),
+        ("verify run --max-memory lots", "--max-memory: 'lots' is not a size in bytes",
+         "write 512M, 1GiB or 1.5GB"),
+        ("verify run --limit-rate 5", "--limit-rate: '5': a rate needs its unit",
+         "write 200MiB/s or 500B/s"),
+        ("verify run --sample five", "--sample: 'five' is not a share between 0 and 100 %",
+         "write 5% or 0.05"),
+        ("gc run --keep_last 3", "gc has no option --keep_last; did you mean --keep-last?",
+         "ftckpt gc -h shows how it is used"),
+        ("ls run --JSON", "ls has no option --JSON; did you mean --json?",
+         "ftckpt ls -h shows how it is used"),
+        ("--jsn ls run", "ftckpt has no option --jsn; did you mean --json?", ""),
+        ("-- verify run", 'there is no verb "--": ftckpt --help lists the verbs', ""),
+    ],
+)  # fmt: skip
+def test_what_to_type_instead(words: str, message: str, hint: str) -> None:
+    assert said(*words.split()) == (message, hint)
+
+
+def test_a_second_word_that_is_there_is_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "purg").mkdir()
+    assert verbs.resolve(["gc", "purg"]) == ("gc", ["purg"])
+    assert verbs.resolve(["gc", "./undlete"]) == ("gc", ["./undlete"])
