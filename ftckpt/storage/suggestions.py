@@ -10,7 +10,7 @@ from heapq import nlargest
 from itertools import islice
 from shlex import quote
 
-from .remotes import SCHEMES, named
+from .remotes import named
 
 # A hint reads at most the first number of names, and shows at most the second.
 _READ = 10_000
@@ -34,7 +34,7 @@ def hint_for_absent(path: str) -> str:
     found = named(path)
     if found is not None:
         path = found[0].place(found[1])
-    slip = _no_colon(path) or _one_slash(path)
+    slip = _one_slash(path)
     if slip or "://" in path:
         return slip
     there, missing = _parts(path)
@@ -65,9 +65,7 @@ def hint_for_place(path: str) -> str:
 
 def hint_for_slip(path: str) -> str:
     """Return the URL that a new local path may stand for; "" if it does not look like one."""
-    there = existing(os.path.dirname(path))
-    rest = path if there == "." else path[len(there) :].lstrip("/")
-    return _no_colon(rest) or _one_slash(os.path.relpath(path, there))
+    return _one_slash(os.path.relpath(path, existing(os.path.dirname(path))))
 
 
 def existing(path: str) -> str:
@@ -116,14 +114,6 @@ def hint_for_name(asked: str, names: Iterable[str]) -> str:
     if len(word) < _LETTERS or not near:
         near = _closest(asked, list(several))
     return f"did you mean {' or '.join(near[:_NAMED])}?" if near else ""
-
-
-def _no_colon(path: str) -> str:
-    """Return the URL that a path such as `s3//bucket` stands for; "" where it is none."""
-    bare = re.match(r"([a-z0-9]+)//(?=[^/])", path)
-    if bare is None or bare[1] not in SCHEMES:
-        return ""
-    return f"a URL has a colon: {bare[1]}://{path[bare.end() :]}"
 
 
 def _one_slash(path: str) -> str:
