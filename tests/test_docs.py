@@ -16,6 +16,7 @@ from ftckpt import findings
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import MEANINGS, json_text
 from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
 from tests.builders.checkpoints import flip, save_dcp
@@ -152,10 +153,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copy ROOT/step-7 ROOT/../parted --finish --parts ROOT/../parts", 5),
         ("verify ROOT/absent", 9),
         ("verify ROOT/notes.txt", 13),
-        ("latest ROOT --verify content", 0),
+        ("latest ROOT --level content", 0),
         ("latest ROOT --step-at-most 1", 8),
-        ("latest ROOT --verify values --reuse 1h --ledger ROOT/../kept", 0),
-        ("latest ROOT --world-size 3 --or-reshard --require model", 0),
+        ("latest ROOT --level values --reuse 1h --ledger ROOT/../kept", 0),
+        ("latest ROOT --world 3 --require model", 0),
         ("reshard ROOT/step-7 ROOT/.two --dp 2 --dry-run", 0),
         ("reshard ROOT/absent ROOT/.x --dp 2", 9),
         ("convert ROOT/step-7 ROOT/notes.txt --to safetensors", 8),
@@ -230,7 +231,7 @@ def test_answers_about_damage_and_seals_fit_their_schema(saved: Path, tmp_path: 
         assert (document["result"]["code"], document["written"]) == (0, expected)
     file = root / "step-7" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
-    for arguments in (("verify", f"{root}/step-7"), ("latest", str(root), "--verify", "content")):
+    for arguments in (("verify", f"{root}/step-7"), ("latest", str(root), "--level", "content")):
         document = ftckpt_json(*arguments)
         validate(document)
         assert document["result"]["code"] == 4
@@ -261,7 +262,7 @@ def complaint(words: Sequence[str]) -> str:
     if words[0] == "version":
         return ""
     try:
-        verb, rest = verbs.resolve(list(words))
+        verb, rest = resolve(list(words))
     except UsageError as error:
         return "" if f"{words[-1]} is several verbs" in error.message else error.message
     command = verbs.load(verb)
@@ -270,9 +271,9 @@ def complaint(words: Sequence[str]) -> str:
             return next(wrong_values(command, parsed.params), "")
     except click.exceptions.Exit:  # --help
         return ""
-    except UsageError as error:
-        said = error.message
-        kind = type(error.__cause__).__name__
+    except click.UsageError as error:
+        said = error.format_message()
+        kind = type(error).__name__
         # Prose names a verb or an option without what belongs to it, or with a word for it.
         open_ended = kind == "MissingParameter"
         open_ended |= kind == "BadOptionUsage" and words[-1] in said
@@ -320,13 +321,13 @@ def test_the_examples_of_the_help_are_commands_of_the_program() -> None:
 def test_a_wrong_documented_command_is_found() -> None:
     for line in (
         "plan elastic --gpus 8 --to 6", "gc purge run --older 1d", "lattest run",
-        "latest run --wait 10m", "latest run more --wait", "latest run --verify everything",
+        "latest run --wait 10m", "latest run more --wait", "latest run --level everything",
         "latest run --wait --timeout soon",
     ):  # fmt: skip
         assert complaint(line.split()), line
     for line in ("verify run@7 --level values", "latest $ROOT --wait --timeout T", "plan --help"):
         assert not complaint(line.split()), line
     shown = in_shell(
-        'CKPT=$(ftckpt latest "$ROOT" --verify content) || exit $?; ftckpt ls x || true'
+        'CKPT=$(ftckpt latest "$ROOT" --level content) || exit $?; ftckpt ls x || true'
     )
-    assert [one.words for one in shown] == [("latest", "$ROOT", "--verify", "content"), ("ls", "x")]
+    assert [one.words for one in shown] == [("latest", "$ROOT", "--level", "content"), ("ls", "x")]

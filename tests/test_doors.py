@@ -19,6 +19,7 @@ import pytest
 import ftckpt
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
@@ -129,15 +130,16 @@ verify STEP --sample 50%
 verify STEP --sample 200%
 verify STEP --against OTHER
 verify STEP --ledger kept
-verify STEP --budget 5m
-verify STEP --budget 5
-verify STEP --require content --jobs 2 --limit-rate 1GiB/s
+verify STEP --level content --jobs 2 --limit-rate 1GiB/s
 verify STEP --limit-rate 5
 verify STEP --strict=nothing
 verify BAD
 verify ROOT
 verify ROOT --all
-verify ROOT --oldest-first
+scrub ROOT
+scrub ROOT --budget 5m
+scrub STEP
+scrub ROOT --budget 5
 verify STEP --all --part 0/2
 verify nowhere
 seal STEP
@@ -167,16 +169,16 @@ repair STEP --from OTHER
 repair STEP
 repair nowhere --from STEP
 latest ROOT
-latest ROOT --verify content --reuse 1h
+latest ROOT --level content --reuse 1h
 latest ROOT --reuse 1h
-latest ROOT --reuse soon --verify content
-latest ROOT --verify values
+latest ROOT --reuse soon --level content
+latest ROOT --level values
 latest ROOT --step-at-most 0
 latest ROOT --step-at-most 1
 latest ROOT --require model,nothing
 latest ROOT --require model,rng
-latest ROOT --world-size 3 --or-reshard
-latest ROOT --or-reshard
+latest ROOT --world 3
+latest ROOT --world 0
 latest ROOT --wait --timeout 1s
 latest ROOT --pointer nothing
 latest ROOT --pointer nothing --wait
@@ -193,9 +195,9 @@ latest tier --create-root
 latest nowhere
 latest nowhere --create-root
 restart ROOT --world 3
-restart ROOT --world 3 --verify structure --require rng
-restart ROOT --gpus 3 --step-at-most 0
-restart ROOT --gpus 3 --reuse soon
+restart ROOT --world 3 --level structure --require rng
+restart ROOT --world 3 --step-at-most 0
+restart ROOT --world 3 --reuse soon
 restart STEP --world 2
 restart nowhere --world 2
 restart ZERO --world 4
@@ -206,8 +208,8 @@ restart ZERO --world 4 --scratch made --rules nowhere.toml
 guard ROOT -- true
 guard ROOT --max-restarts 0 --timeout 1s --no-lock -- sh -c false
 guard ROOT --step-at-most 0 --timeout 0s -- true
-guard ZERO --reshard-to-world 4 --reader --batch 8 --lr 1 -- true
-guard ZERO --reshard-to-world 4 --timeout 0s -- true
+guard ZERO --world 4 --reader --batch 8 --lr 1 -- true
+guard ZERO --world 4 --timeout 0s -- true
 guard BAD -- true
 guard tier -- true
 guard nowhere -- true
@@ -295,13 +297,13 @@ plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
-promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
+promote ROOT/step-1 --pointer last-known-good --level structure --backwards
 promote ROOT@1 --pointer nothing
 promote ROOT
 promote ROOT@7
 promote STEP
 promote nowhere@1
-promote ROOT@1 --verify values --limit-rate 5
+promote ROOT@1 --level values --limit-rate 5
 promote ILL@1
 replay audit STEP
 replay audit STEP --strict
@@ -317,14 +319,18 @@ replay run --dir trial --checkpoint STEP -- true
 replay run --dir trial --timeout 5 -- true
 replay run --dir trial -- no-such-program
 replay run --dir trial --runs 1 --timeout 20s -- true
+rm ROOT 1
+rm ROOT 7
+rm ROOT 1 2 --apply
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
-unpin ROOT 1
-pins ROOT
-pins nowhere
+pin ROOT 1
+pin ROOT 1 --remove
+pin ROOT 1 --remove --owner x --all
+ls ROOT --all
 tag ROOT latest a b
 tag ROOT 7 a
-untag ROOT 1 a
+tag ROOT 1 a --remove
 families
 families llama
 families llama --config nowhere.json
@@ -428,7 +434,7 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
-    verb = verbs.resolve(words)[0]
+    verb = resolve(words)[0]
     invocation = Invocation(verb=verb, words=words, json=True, quiet=True)
     result = app.run(words, invocation)
     invocation.close()
@@ -438,7 +444,7 @@ def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
 
 def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     heard = Recorder()
-    name, rest = verbs.resolve(words)
+    name, rest = resolve(words)
     verb = verbs.load(name)
     operation = verb.operation
     assert operation is not None

@@ -21,9 +21,10 @@ from ftckpt.workers.memory import spare_addresses
 from . import watchdog
 from .environment import HELP, environment_name, is_secret, said_again
 from .invocation import Invocation, Result, complain
+from .mistakes import misplaced, refused, resolve
 from .render import error_line, json_text, printable, result_record
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, family, load, named, resolve
+from .verbs import RESUMABLE, VERBS, family, load, named
 from .watchdog import SignalError, answer_signals, leave, signals_caught
 
 _VERSION = ("--version", "-V")
@@ -46,7 +47,7 @@ def scan(arguments: Sequence[str]) -> _Line:
     words = list(arguments)
     flags = words[: words.index("--")] if "--" in words else words
     verb = named(before_verb(words)[1][:2])
-    variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
+    variable = os.environ.get(environment_name("--json"), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
 
@@ -76,8 +77,6 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     invocation.words = words
     before, rest, strange = before_verb(words)
     if strange:
-        from .mistakes import misplaced
-
         raise misplaced(strange)
     if not rest or rest == ["version"] or {*before}.intersection(_VERSION):
         return _without_verb(["--version"] if rest == ["version"] else before)
@@ -86,18 +85,21 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
         rest = [*rest[:size], *before, *rest[size:]]
         invocation.words = rest
     if not named(rest) and family(rest[0]) and {*HELP}.intersection(rest[1:]):
-        from .short_help import family_help
+        from .overview import family_help
 
         write(sys.stdout, family_help(rest[0]) + "\n")
         return Result()
     verb, rest = resolve(rest)
-    from click.exceptions import Exit
+    from click import exceptions
 
+    command = load(verb)
     try:
-        with load(verb).make_context(f"ftckpt {verb}", rest, obj=invocation) as ctx:
+        with command.make_context(f"ftckpt {verb}", list(rest), obj=invocation) as ctx:
             result = ctx.command.invoke(ctx)
-    except Exit as asked:
+    except exceptions.Exit as asked:
         return Result(ExitCode(asked.exit_code))
+    except exceptions.UsageError as error:
+        raise refused(error, command, rest) from error
     except OSError as error:
         if not invocation.started:  # click prints the help by itself
             unwritable(sys.stdout, error)

@@ -31,7 +31,7 @@ from ftckpt.reports import document
 from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
-from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
+from .environment import HELP, environment_flags, environment_name, refuse_unknown
 from .invocation import Invocation, ProgressChoice
 from .render import ALWAYS, MEANINGS
 
@@ -85,11 +85,11 @@ STORAGE = set(_storage.__annotations__) - {"return"}
 
 def before_the_verb() -> list[click.Option]:
     """Return the options that may stand before the verb, too."""
-    ours = (parameter(one, "") for one in (*taken(_common), *taken(_storage)))
+    ours = (parameter(one) for one in (*taken(_common), *taken(_storage)))
     return [one for one in ours if isinstance(one, click.Option)]
 
 
-class Words(click.Choice[str]):
+class OneOf(click.Choice[str]):
     """One of some words."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
@@ -175,6 +175,16 @@ class VerbOption(click.Option):
         value = "" if self.is_flag else f" {self.metavar or words}"
         return names + value, f"{self.help}  [{'; '.join(more)}]" if more else str(self.help)
 
+    def short_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the same with the words that it takes beside it, not in its name."""
+        term, says = self.get_help_record(ctx) or ("", "")
+        if self.metavar is not None or not self.words:
+            return term, says
+        if not all(word in says for word in self.words):
+            text, mark, rest = says.partition(".  [")
+            says = f"{text.rstrip('.')}: {', '.join(self.words)}{mark or '.'}{rest}"
+        return f"{term.partition(' [')[0]} WORD", says
+
 
 class VerbArgument(click.Argument):
     """An argument with a line of its own in the help, and the words that it takes."""
@@ -189,16 +199,21 @@ class VerbArgument(click.Argument):
         more = "required" if self.required else f"default: {default}" if default else ""
         return self.make_metavar(ctx), f"{self.about}  [{more}]" if more else self.about
 
+    def short_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the same; the usage shows whether it is required."""
+        term, says = self.get_help_record(ctx)
+        return term, says.removesuffix("  [required]")
 
-def parameter(one: Taken, verb: str) -> click.Parameter:
-    """Return what click has for a parameter of an operation."""
+
+def parameter(one: Taken, *, variable: bool = False) -> click.Parameter:
+    """Return what click has for a parameter of an operation; `variable`: whether it has one."""
     opt, kind = one.opt, _plain(one.kind)
     several = isinstance(kind, Several)
     enum = kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
     words = opt.words if enum is None else tuple(str(word) for word in enum)
     typed: click.ParamType[Any] = click.STRING
     if enum is not None:
-        typed = Words(words)
+        typed = OneOf(words)
     elif kind in (int, float):
         typed = Number(kind, opt.min, opt.max)
     required = one.default is Parameter.empty
@@ -226,15 +241,13 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
             nargs=-1 if several else 1, **settings,
         )  # fmt: skip
     named = list(opt.names) or [f"--{one.name.rstrip('_').replace('_', '-')}"]
-    name = next(n for n in named if n.startswith("--")).lstrip("-").replace("-", "_")
     if kind is bool:
         settings |= {"is_flag": True, "type": OnOff(), "metavar": None}
     return VerbOption(
         [one.name, *named], words, opt, multiple=several, required=required,
         help=opt.help, hidden=opt.hidden,
         show_default=not (default is None or default is False or default == ""),
-        envvar=None if one.name in NO_ENVIRONMENT or name in NO_ENVIRONMENT
-        else environment_name(verb, named),
+        envvar=environment_name(named[0]) if variable else None,
         **settings,
     )  # fmt: skip
 
@@ -280,7 +293,6 @@ class Verb(click.Command):
         name: of the verb.
         module: of `ftckpt.commands`, see there.
         settled: returns what the user's file of settings has for the options of a verb.
-        refuse: raises UsageError for a variable of the environment that sets nothing.
     """
 
     def __init__(
@@ -288,9 +300,9 @@ class Verb(click.Command):
         name: str,
         module: ModuleType,
         settled: Callable[[str], Mapping[str, Any]],
-        refuse: Callable[[], None],
+        others: Sequence[str] = (),
     ) -> None:
-        self.module, self._settled, self._refuse = module, settled, refuse
+        self.module, self._settled, self._others = module, settled, others
         self.operation: Callable[..., Any] | None = getattr(module, "operation", None)
         function = self.operation or module.command
         self.groups: list[OptionGroup] = []
@@ -305,15 +317,15 @@ class Verb(click.Command):
             self.examples, self.codes, text = said.examples, said.codes, said.help
             self.everyday = said.everyday
             self._known = signature(self.operation).parameters.keys()
-        params = [parameter(one, name) for one in taken(function)]
+        params = [parameter(one) for one in taken(function)]
         self._held = {} if self.operation is None else groups(self.operation)
         for group in (*self._held.values(), *getattr(module, "OPTIONS", ())):
-            made = [parameter(one, name) for one in taken(group)]
+            made = [parameter(one) for one in taken(group)]
             self.groups.append(OptionGroup(group, frozenset(str(one.name) for one in made)))
             params += made
         if self.opens_places:
-            params += [parameter(one, name) for one in taken(_storage)]
-        params += [parameter(one, name) for one in taken(_common)]
+            params += [parameter(one, variable=True) for one in taken(_storage)]
+        params += [parameter(one, variable=True) for one in taken(_common)]
         self._short = click.Option(
             ["-h"], is_flag=True, is_eager=True, expose_value=False, callback=self._print_short,
             help="Show what is needed every day, on one screen.",
@@ -344,12 +356,7 @@ class Verb(click.Command):
         if not settled and self.opens_places and not {*HELP} & {*args[:end]}:
             ctx.default_map = dict(self._settled(str(self.name)))
         given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
-        try:
-            return super().parse_args(ctx, [*given, *args[end:]])
-        except click.UsageError as error:
-            from .mistakes import refused
-
-            raise refused(error, self, args) from error
+        return super().parse_args(ctx, [*given, *args[end:]])
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; the two helps come last."""
@@ -358,10 +365,25 @@ class Verb(click.Command):
 
     def _print_short(self, ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
-            from .short_help import short_help
-
-            click.echo(short_help(self, ctx))
+            click.echo(self.one_screen(ctx))
             ctx.exit()
+
+    def one_screen(self, ctx: click.Context) -> str:
+        """Return what is needed every day: 24 lines at most, where 80 columns are."""
+        from .short_help import screen
+
+        rows = []
+        for one in self._everyday_first(ctx):
+            if self._section_of(one) in ("Arguments", "Options"):
+                rows.append(one.short_record(ctx))  # type: ignore[attr-defined]
+        return screen(
+            (self.help or "").strip().partition("\n")[0],
+            f"{ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}",
+            rows,
+            self.examples,
+            sum(isinstance(o, click.Option) and not o.hidden for o in self.get_params(ctx)),
+            self._others,
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb, and return what it returns."""
@@ -389,7 +411,7 @@ class Verb(click.Command):
         invocation.start(watched=getattr(self.module, "WATCHED", True))
         # `help` and `completions` must answer so that the right name can be found.
         if self.opens_places and any(name.startswith("FTCKPT_") for name in os.environ):
-            self._refuse()
+            refuse_unknown([environment_name(one.replace("_", "-")) for one in COMMON | STORAGE])
         if device not in (None, "cpu", "auto"):
             from ftckpt.transfer.device import torch_device
 
@@ -462,11 +484,6 @@ class Verb(click.Command):
         params = self.get_params(ctx)
         params.sort(key=lambda one: min(places.get(name, last) for name in one.opts))
         return sorted(params, key=lambda one: not isinstance(one, click.Argument))
-
-    def everyday_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the arguments and the options of every day; all its own where none are marked."""
-        shown = ("Arguments", "Options")
-        return [one for one in self._everyday_first(ctx) if self._section_of(one) in shown]
 
     def _section_of(self, param: click.Parameter) -> str:
         """Return the heading that a parameter stands below."""

@@ -1,14 +1,13 @@
 """What is said of a command line that cannot be read: in plain words, with what to type instead.
 
-Nothing runs on a guess: a word that is no verb, and an option that a verb lacks, are refused.
+Nothing runs on a guess: an unknown verb, and an option that a verb lacks, are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +15,7 @@ from ftckpt.errors import UsageError
 from ftckpt.storage.secrets import hidden
 
 from .environment import HELP
-from .verbs import VERBS, family, is_verb, load, names
+from .verbs import VERBS, family, is_verb, load, named, names
 
 if TYPE_CHECKING:
     import click
@@ -46,15 +45,18 @@ DOES = {
     "inspect": "shows what a checkpoint holds",
     "latest": "prints the newest good checkpoint",
     "ls": "lists the checkpoints of a root",
-    "pin": "keeps a checkpoint",
+    "pin": "keeps a checkpoint, and pin --remove lets it go",
     "plan": "computes how often to save",
     "promote": "points a root at a checkpoint",
     "repair": "mends a checkpoint from a replica",
     "reshard": "writes a checkpoint for other ranks",
     "restart": "prints a checkpoint that a job of N ranks loads",
+    "rm": "shows what of the named checkpoints it would drop, and drops it with --apply",
+    "scrub": "checks the checkpoints of a root in turn",
     "seal": "records digests of a checkpoint",
     "status": "shows how the saves of a run are doing",
     "sync": "copies the checkpoints of a root to another tier",
+    "tag": "tags a checkpoint, and tag --remove takes tags away",
     "verify": "checks a checkpoint",
 }
 # What other tools call it.
@@ -69,8 +71,8 @@ TRIED = {
     "compare": ("diff",),
     "compress": ("delta pack",),
     "cp": ("copy",),
-    "del": ("gc",),
-    "delete": ("gc",),
+    "del": ("rm", "gc"),
+    "delete": ("rm", "gc"),
     "describe": ("inspect",),
     "dir": ("ls",),
     "download": ("copy",),
@@ -93,19 +95,18 @@ TRIED = {
     "newest": ("latest",),
     "prune": ("gc",),
     "purge": ("gc purge",),
+    "pins": ("ls",),
     "pull": ("copy", "sync"),
     "push": ("copy", "sync"),
     "recover": ("gc undelete", "repair"),
-    "remove": ("gc",),
+    "remove": ("rm", "gc"),
     "restore": ("restart", "gc undelete", "delta unpack"),
     "resume": ("restart", "latest"),
     "revert": ("promote", "gc undelete"),
-    "rm": ("gc",),
     "rollback": ("promote", "gc undelete"),
     "rsync": ("sync",),
     "run": ("guard",),
     "scan": ("verify",),
-    "scrub": ("verify",),
     "show": ("inspect",),
     "sign": ("seal",),
     "size": ("du",),
@@ -113,6 +114,8 @@ TRIED = {
     "stat": ("inspect",),
     "stats": ("status",),
     "test": ("verify",),
+    "unpin": ("pin",),
+    "untag": ("tag",),
     "undo": ("gc undelete",),
     "upload": ("copy", "sync"),
     "validate": ("verify",),
@@ -172,16 +175,31 @@ _ADVICE = {
 }
 
 
+def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the verb that a command line begins with, and the words after it.
+
+    Raises:
+        UsageError: there is none of that name; it says what may be meant.
+    """
+    verb = named(words)
+    if not verb:
+        raise unknown_verb(words)
+    rest = list(words[len(verb.split()) :])
+    if rest and len(family(verb)) > 1:
+        _refuse_mistyped(verb, rest[0])
+    return verb, rest
+
+
 def unknown_verb(words: Sequence[str]) -> UsageError:
     """Return the error for a command line that begins with no verb."""
     name = words[0]
     small = name.lower()
     members = family(name)
     if members:
-        asked = f'there is no verb "{_said(" ".join(words[:2]))}"' if words[1:2] else name
-        joined = ": ftckpt has" if words[1:2] else " is several verbs:"
+        asked = f'ftckpt has no verb "{_said(" ".join(words[:2]))}"' if words[1:2] else name
+        joined = ": there are" if words[1:2] else " is several verbs:"
         return UsageError(f"{asked}{joined} {_listed(members, 'and')}")
-    what = f'there is no verb "{_said(name)}"'
+    what = f'ftckpt has no verb "{_said(name)}"'
     begins = [" ".join(words[:length]).lower() for length in (2, 1)]
     meant = next(filter(is_verb, begins), "") or (small if family(small) else "")
     if meant:
@@ -200,16 +218,16 @@ def unknown_verb(words: Sequence[str]) -> UsageError:
     return UsageError(f"{what}: ftckpt --help lists the verbs")
 
 
-def refuse_mistyped(verb: str, word: str) -> None:
-    """Refuse what is nearly the second word of a verb, `gc undelte`, and is no place.
+def _refuse_mistyped(verb: str, word: str) -> None:
+    """Refuse what is nearly the second word of a verb, `gc undelte`, and names no place.
 
     Raises:
         UsageError: it says which verb may be meant.
     """
     seconds = [one.split()[-1] for one in family(verb) if one != verb]
-    near = get_close_matches(word.lower(), seconds, 1, _ALIKE)
+    near = _closest(word.lower(), seconds, 1, _ALIKE)
     if near and not any(sign in word for sign in "/@:.") and not os.path.exists(word):
-        what = f'there is no verb "{verb} {_said(word)}": did you mean ftckpt {verb} {near[0]}?'
+        what = f'ftckpt has no verb "{verb} {_said(word)}": did you mean ftckpt {verb} {near[0]}?'
         raise UsageError(what, hint=f"a place of this name is ./{_said(word)}")
 
 
@@ -221,7 +239,7 @@ def _near(name: str) -> list[str]:
             known.setdefault(word, []).append(verb)
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, cutoff=_ALIKE) or get_close_matches(name, known)
+    near = _closest(name, known, cutoff=_ALIKE) or _closest(name, known)
     return list(dict.fromkeys(verb for word in near for verb in known[word]))
 
 
@@ -233,7 +251,7 @@ def misplaced(word: str) -> UsageError:
     from .derive import before_the_verb
 
     common = [name for one in before_the_verb() for name in one.opts] + ["--version", *HELP]
-    near = get_close_matches(flag.lower(), common, 1, _ALIKE)
+    near = _closest(flag.lower(), common, 1, _ALIKE)
     if near:
         return UsageError(f"ftckpt has no option {_said(flag)}; did you mean {near[0]}?")
     return UsageError(
@@ -286,7 +304,7 @@ def _no_option(name: str, verb: Verb, see: str) -> UsageError:
         return UsageError(f"{what}: {_ADVICE[name]}", hint=see)
     spelled = name.lower().replace("_", "-")
     meant = meant or [one for one in known if one == spelled]
-    meant = meant or get_close_matches(spelled, known, 3, _ALIKE)
+    meant = meant or _closest(spelled, known, 3, _ALIKE)
     if meant:
         return UsageError(f"{what}; did you mean {_listed(meant)}?", hint=see)
     others = [one for one in VERBS if name in {o for p in load(one).params for o in p.opts}]
@@ -390,3 +408,9 @@ def _said(word: str) -> str:
     """Return a word of the line as it may be printed."""
     word = hidden(word)
     return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}…"
+
+
+def _closest(word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
+    from difflib import get_close_matches  # half a millisecond that a right line does not wait for
+
+    return get_close_matches(word, list(known), most, cutoff)

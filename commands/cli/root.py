@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from ftckpt.version import __version__
 
 from .environment import HELP
-from .short_help import all_help
+from .overview import all_help
 from .terminal import write
 
 

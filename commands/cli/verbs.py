@@ -15,8 +15,6 @@ from ftckpt import plugins
 from ftckpt.errors import UnsupportedError
 from ftckpt.storage.settings import read_settings
 
-from .environment import refuse_unknown
-
 if TYPE_CHECKING:
     from .derive import Verb
 
@@ -33,6 +31,7 @@ HEADINGS: dict[str, dict[str, str]] = {
     },
     "Trust": {
         "verify": "Check a checkpoint, and name the evidence for the verdict",
+        "scrub": "Check a root's checkpoints in turn, the longest unread first",
         "seal": "Record digests of a checkpoint, so that a later change is found",
         "repair": "Repair a damaged checkpoint with the blocks of a replica",
     },
@@ -51,11 +50,9 @@ HEADINGS: dict[str, dict[str, str]] = {
         "gc": "Drop the checkpoints that no rule keeps: a plan, then --apply",
         "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
         "gc purge": "Free the space of trash that is old enough",
-        "pin": "Keep a checkpoint until it is unpinned, against all rules",
-        "unpin": "Unpin a checkpoint, so that retention rules apply to it again",
-        "pins": "List the pins and tags of a root",
+        "rm": "Drop checkpoints by name: a plan, then --apply",
+        "pin": "Keep a checkpoint against all rules, until its pin is removed",
         "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
-        "untag": "Remove tags from a checkpoint",
     },
     "Run": {
         "latest": "Print the newest checkpoint that passes",
@@ -129,25 +126,6 @@ def family(first: str) -> list[str]:
     return [verb for verb in names() if verb.partition(" ")[0] == first]
 
 
-def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the verb that a command line begins with, and the words after it.
-
-    Raises:
-        UsageError: there is none of that name; it says what may be meant.
-    """
-    verb = named(words)
-    if verb:
-        rest = list(words[len(verb.split()) :])
-        if len(family(verb)) > 1 and rest:
-            from .mistakes import refuse_mistyped
-
-            refuse_mistyped(verb, rest[0])
-        return verb, rest
-    from .mistakes import unknown_verb
-
-    raise unknown_verb(words)
-
-
 def named(words: Sequence[str]) -> str:
     """Return the verb that words begin with, one of two words first, or ""."""
     begins = [" ".join(words[:length]) for length in (2, 1)]
@@ -163,19 +141,15 @@ def load(verb: str) -> Verb:
     """
     from .derive import Verb  # what stands before a verb needs no click
 
+    others = tuple(one for one in family(verb.split()[0]) if one != verb)
     if verb in VERBS:
         module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled, others)
     module = plugins.load(plugins.VERBS, verb)
     try:
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled, others)
     except Exception as error:
         raise plugins.failed(plugins.VERBS, verb, error) from error
-
-
-def _refuse() -> None:
-    """Refuse variables that set nothing; other packages are asked for those of no verb of ours."""
-    refuse_unknown(VERBS, load, more=lambda: plugins.plugins(plugins.VERBS))
 
 
 def _settled(verb: str) -> dict[str, Any]:

@@ -32,9 +32,10 @@ ARGUMENTS = {
     "cat": ("place", "tensor"),
     "gc undelete": ("place", "trash"),
     "pin": ("place", "step"),
-    "unpin": ("place", "pinned"),
+    "pin --remove": ("place", "pinned"),
+    "rm": ("place", "step"),
     "tag": ("place", "step", "tag"),
-    "untag": ("place", "tagged", "tag"),
+    "tag --remove": ("place", "tagged", "tag"),
 }
 DEVICES = ("cpu", "auto", "cuda")
 # Options that take no word after them, of all verbs; `plan --restart T` has no arguments after it.
@@ -43,11 +44,12 @@ SWITCHES = frozenset(
         "--advise", "--again", "--all", "--allow-gaps", "--allow-missing-tier", "--anonymous",
         "--any-name", "--apply", "--backwards",
         "--create-root", "--debug", "--delete-corrupt", "--dry-run",
-        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
+        "--fail-fast", "--files", "--finish", "--finish-last", "--force",
         "--from-master", "--full", "-h", "--help", "--include-bases", "--no-check",
         "--integrity", "--json",
-        "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
-        "--presets", "--purge-now", "-q", "--quiet", "--reader", "--remember", "--requester-pays",
+        "--layout-state", "--no-lock", "--no-proof",
+        "--presets", "--purge-now", "-q", "--quiet", "--reader", "--remember", "--remove",
+        "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
         "--skip-unverified", "--stat", "--stop-at-unsafe", "--strict", "--tensors",
         "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait",

@@ -145,7 +145,7 @@ def locate(url: str, options: StoreOptions) -> Place:
 
 
 def _after_at(url: str) -> str:
-    """Return a hint for `ROOT@` with a word that is no step; "" where no such root is local."""
+    """Return a hint for `ROOT@` with a word that names none; "" where no such root is local."""
     match = re.fullmatch(_AFTER_AT, url)
     if match is None or not os.path.isdir(match["root"]):
         return ""

@@ -142,13 +142,11 @@ class LatestReport(Selection):
         target: the root, or the nearest tier.
         tiers: what each of several tiers had to give.
         remembered: the verdicts that stood for a check of what was chosen; None where none may.
-        reshard: the command after which it loads at the world size; None if it does as it is.
     """
 
     target: str
     tiers: tuple[TierReport, ...] = field(default=(), metadata=IF_SOME)
     remembered: Sequence[Mapping[str, object]] | None = field(default=None, metadata=IF_ANY)
-    reshard: Sequence[str] | None = field(default=None, metadata=IF_ANY)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class GuardReport:
     },
     everyday=(
         "--tier",
-        "--reshard-to-world",
+        "--world",
         "--max-restarts",
         "--notice-signal",
         "--on-hang",
@@ -121,7 +121,7 @@ def guard(
     tier: Annotated[
         Sequence[str], option("URL", "Another place of the run: damage is mended from there.")
     ] = (),
-    verify: Annotated[
+    level: Annotated[
         CheckLevel | str, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     timeout: Annotated[
@@ -141,8 +141,9 @@ def guard(
     ] = None,
     job: Annotated[str, option("NAME", "What names this start of the job on every node.")] = "",
     no_lock: Annotated[bool, switch("--no-lock", "Do not exclude a second guard of ROOT.")] = False,
-    reshard_to_world: Annotated[
-        int | None, option("N", "Reshard for N ranks if it must be.", min=1, under=_WORLD)
+    world: Annotated[
+        int | None,
+        option("N", "Ranks of the job: reshard for them if it must be.", min=1, under=_WORLD),
     ] = None,
     scratch: Annotated[str, option("DIR", "Where to.", under=_WORLD)] = "",
     reader: Annotated[
@@ -244,7 +245,7 @@ def guard(
 ) -> GuardReport:
     """Start a job from its newest good checkpoint, and restart it.
 
-    The newest checkpoint that passes is chosen as `latest --verify content --wait` does it; its
+    The newest checkpoint that passes is chosen as `latest --level content --wait` does it; its
     path replaces {} and is in FTCKPT_RESUME. A fresh start (without the words that hold {}) follows
     only if a marked root holds no checkpoint. While the command runs, signals are passed on, each
     new save is verified at low priority, and the last good one is pinned. A command that fails is
@@ -275,9 +276,9 @@ def guard(
     AlertHook(url=alert_url).require()
     patience = amounts.seconds(timeout, "--timeout")
     choice = GuardChoice(
-        root=root, tiers=tuple(tier), verify=chosen(CheckLevel, verify, "--verify"),
+        root=root, tiers=tuple(tier), level=chosen(CheckLevel, level, "--level"),
         timeout=patience, allow_missing_tier=allow_missing_tier, skip_unverified=skip_unverified,
-        world=reshard_to_world, scratch=scratch, reader=reader, batch=batch, lr=lr,
+        world=world, scratch=scratch, reader=reader, batch=batch, lr=lr,
         accumulation=accumulation, limit_rate=amounts.rate(limit_rate), flags=flags,
     )  # fmt: skip
     clouds = [name.strip() for name in notices.split(",") if name.strip()]

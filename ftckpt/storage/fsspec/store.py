@@ -144,7 +144,7 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     except ValueError as error:
         near = get_close_matches(scheme, SCHEMES, 1)
         hint = f"did you mean {near[0]}://?" if near else "s3://, gs://, az:// and hf:// are known"
-        raise UsageError(f"{url}: {scheme}:// is no store that is known", hint=hint) from error
+        raise UsageError(f"{url}: {scheme}:// leads to no known store", hint=hint) from error
     except Exception as error:  # some connect at once, and raise any exception
         raise translate(error, url, "", "reach") from error
     return FsspecStore(url, filesystem, options)

@@ -9,7 +9,7 @@ import pytest
 
 from ftckpt.commands.cli import verbs
 from ftckpt.commands.cli.derive import Verb, VerbOption
-from ftckpt.commands.cli.short_help import all_help, family_help, short_help
+from ftckpt.commands.cli.overview import all_help, family_help
 from ftckpt.commands.manual.contents import verb_help
 
 
@@ -21,7 +21,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def short(verb: str) -> str:
     command = verbs.load(verb)
     with command.make_context(f"ftckpt {verb}", [], resilient_parsing=True) as its:
-        return short_help(command, its)
+        return command.one_screen(its)
 
 
 def every_option(command: Verb) -> Iterator[VerbOption]:

@@ -25,23 +25,23 @@ def said(*words: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("list run", 'there is no verb "list": ftckpt ls lists the checkpoints of a root'),
-        ("fsck run", 'there is no verb "fsck": ftckpt verify checks a checkpoint'),
-        ("Check run", 'there is no verb "Check": ftckpt verify checks a checkpoint'),
-        ("undo run", 'there is no verb "undo": ftckpt gc undelete restores what was dropped'),
-        ("VERIFY run", 'there is no verb "VERIFY": verbs are written in small letters: ftckpt'
+        ("list run", 'ftckpt has no verb "list": ftckpt ls lists the checkpoints of a root'),
+        ("fsck run", 'ftckpt has no verb "fsck": ftckpt verify checks a checkpoint'),
+        ("Check run", 'ftckpt has no verb "Check": ftckpt verify checks a checkpoint'),
+        ("undo run", 'ftckpt has no verb "undo": ftckpt gc undelete restores what was dropped'),
+        ("VERIFY run", 'ftckpt has no verb "VERIFY": verbs are written in small letters: ftckpt'
          " verify"),
-        ("GC Undelete run", 'there is no verb "GC": verbs are written in small letters: ftckpt gc'
+        ("GC Undelete run", 'ftckpt has no verb "GC": verbs are written in small letters: ftckpt gc'
          " undelete"),
-        ("verfy run", 'there is no verb "verfy": did you mean ftckpt verify?'),
-        ("latst x", 'there is no verb "latst": did you mean ftckpt latest?'),
-        ("undelete run", 'there is no verb "undelete": did you mean ftckpt gc undelete?'),
-        ("undelet run", 'there is no verb "undelet": did you mean ftckpt gc undelete?'),
-        ("frobnicate", 'there is no verb "frobnicate": ftckpt --help lists the verbs'),
+        ("verfy run", 'ftckpt has no verb "verfy": did you mean ftckpt verify?'),
+        ("latst x", 'ftckpt has no verb "latst": did you mean ftckpt latest?'),
+        ("undelete run", 'ftckpt has no verb "undelete": did you mean ftckpt gc undelete?'),
+        ("undelet run", 'ftckpt has no verb "undelet": did you mean ftckpt gc undelete?'),
+        ("frobnicate", 'ftckpt has no verb "frobnicate": ftckpt --help lists the verbs'),
         ("/ckpt/run7", '"/ckpt/run7" is a place, and a verb comes first: ftckpt ls /ckpt/run7'),
         ("delta", "delta is several verbs: delta pack, delta unpack, delta info and delta rebase"),
-        ("delta show x", 'there is no verb "delta show": ftckpt has delta pack, delta unpack, delta'
-         " info and delta rebase"),
+        ("delta show x", 'ftckpt has no verb "delta show": there are delta pack, delta unpack,'
+         " delta info and delta rebase"),
     ],
 )  # fmt: skip
 def test_a_word_that_is_no_verb_leads_to_one(words: str, message: str) -> None:
@@ -51,7 +51,7 @@ def test_a_word_that_is_no_verb_leads_to_one(words: str, message: str) -> None:
 @pytest.mark.parametrize("word", ["prune", "rollback", "backup", "forget", "delete", "restore"])
 def test_a_word_for_deleting_or_writing_runs_nothing(word: str, tmp_path: Path) -> None:
     message, _ = said(word, str(tmp_path))
-    assert message.startswith(f'there is no verb "{word}": ftckpt ')
+    assert message.startswith(f'ftckpt has no verb "{word}": ftckpt ')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,13 +107,13 @@ def test_an_option_that_is_wrong(words: str, message: str) -> None:
 
 
 def test_a_variable_is_named_where_its_value_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FTCKPT_VERIFY_JOBS", "many")
+    monkeypatch.setenv("FTCKPT_RETRY_SECONDS", "many")
     message, _ = said("verify", str(RUN))
-    assert message == 'FTCKPT_VERIFY_JOBS (--jobs) takes a whole number from 0, not "many"'
-    monkeypatch.setenv("FTCKPT_VERIFY_JOBS", "1")
-    monkeypatch.setenv("FTCKPT_VERIFY_ALL", "maybe")
+    assert message == 'FTCKPT_RETRY_SECONDS (--retry-seconds) takes a number from 0, not "many"'
+    monkeypatch.setenv("FTCKPT_RETRY_SECONDS", "1")
+    monkeypatch.setenv("FTCKPT_JSON", "maybe")
     message, _ = said("verify", str(RUN))
-    assert message == 'FTCKPT_VERIFY_ALL (--all) takes 1 or 0, not "maybe"'
+    assert message == 'FTCKPT_JSON (--json) takes 1 or 0, not "maybe"'
 
 
 def test_a_long_value_is_not_repeated_whole() -> None:
@@ -152,9 +152,9 @@ def test_help_before_the_verb_is_the_verbs(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("gc undlete run", 'there is no verb "gc undlete": did you mean ftckpt gc undelete?',
+        ("gc undlete run", 'ftckpt has no verb "gc undlete": did you mean ftckpt gc undelete?',
          "a place of this name is ./undlete"),
-        ("plan swep", 'there is no verb "plan swep": did you mean ftckpt plan sweep?',
+        ("plan swep", 'ftckpt has no verb "plan swep": did you mean ftckpt plan sweep?',
          "a place of this name is ./swep"),
         ("verify run 1000", "more arguments than verify takes: 1000",
          "a step is written with its root: run@1000"),
@@ -175,7 +175,7 @@ def test_help_before_the_verb_is_the_verbs(capsys: pytest.CaptureFixture[str]) -
         ("ls run --JSON", "ls has no option --JSON; did you mean --json?",
          "ftckpt ls -h shows how it is used"),
         ("--jsn ls run", "ftckpt has no option --jsn; did you mean --json?", ""),
-        ("-- verify run", 'there is no verb "--": ftckpt --help lists the verbs', ""),
+        ("-- verify run", 'ftckpt has no verb "--": ftckpt --help lists the verbs', ""),
     ],
 )  # fmt: skip
 def test_what_to_type_instead(words: str, message: str, hint: str) -> None:
@@ -187,5 +187,5 @@ def test_a_second_word_that_is_there_is_a_place(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "purg").mkdir()
-    assert verbs.resolve(["gc", "purg"]) == ("gc", ["purg"])
-    assert verbs.resolve(["gc", "./undlete"]) == ("gc", ["./undlete"])
+    assert mistakes.resolve(["gc", "purg"]) == ("gc", ["purg"])
+    assert mistakes.resolve(["gc", "./undlete"]) == ("gc", ["./undlete"])
