@@ -60,7 +60,7 @@ def _kept_by(one: ListedCheckpoint) -> str:
         [
             *(f"{name} points here" for name in one.pointers),
             *(f"tag {word}" for word in one.tags),
-            *(f"pin of {pin.owner}: {pin.reason}" for pin in one.pins),
+            *("pin of " + pin.who.removeprefix("by ") for pin in one.pins),
         ]
     )
 
