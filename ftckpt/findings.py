@@ -147,6 +147,10 @@ KINDS: dict[str, KindInfo] = {
     "older-manifest": KindInfo(_OK, _N, _OK, "What differs from the manifest was written after it: the step may have been saved again."),
     "unmanaged-file": KindInfo(_OK, _N, _OK, "A file beside the checkpoint that the manifest does not list."),
     "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
+    # signatures
+    "bad-signature": KindInfo(_C, _E, _C, "A signature is cut, or is none in the OpenSSF model-signing format."),
+    "unsafe-signature": KindInfo(_U, _E, _U, "A signature is not by whom it must be, was changed, or is ambiguous or abusive."),
+    "unsigned-file": KindInfo(_U, _E, _U, "A file lies in a signed folder, and the signature does not list it."),
     # deltas
     "bad-delta": KindInfo(_C, _E, _C, "The index or a block of a delta is damaged or not understood."),
     "missing-base": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What a delta depends on is not where it was."),
