@@ -177,6 +177,7 @@ KINDS: dict[str, KindInfo] = {
     "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
     "copy-differs": KindInfo(_C, _E, _C, "A tensor that one save wrote twice differs between its two files."),
     "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
+    "known-fault": KindInfo(_C, _E, _C, "The trace of a released writer's known fault: the message names the release and what is lost."),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
     "fill-value": KindInfo(_OK, _N, _OK, "Chunks that zarr did not store; they read as its value."),

@@ -232,6 +232,8 @@ def verify(
             from .values import check_values
 
             collector.take(check_values(checkpoint, work))
+            if not work.partial:
+                collector.take(checkpoint.known_faults(tuple(collector.findings)))
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
