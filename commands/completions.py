@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from ftckpt.commands.cli import verbs
+from ftckpt.commands.cli.derive import SET
 from ftckpt.commands.cli.environment import HELP
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.terminal import write
@@ -104,8 +105,12 @@ def _words(loaded: Any, verb: str) -> VerbWords:
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     argued = False
+    assumed = tuple(
+        f"{name.removeprefix(SET).strip()}=" for param in loaded.params for name in param.opts
+        if name.startswith(f"{SET} ")
+    )  # fmt: skip
     for param in loaded.params:
-        if getattr(param, "hidden", False):
+        if getattr(param, "hidden", False) or any(" " in name for name in param.opts):
             continue
         values = param.words
         if param.param_type_name == "argument":
@@ -119,6 +124,8 @@ def _words(loaded: Any, verb: str) -> VerbWords:
                 values = _families()
             kind = table.option_kind(verb, long) if takes and not values else ""
             flags.append(Flag(names, param.help or "", takes, values, kind))
+    if assumed:
+        flags.append(Flag((SET,), "Set what few people know.", True, assumed))
     flags.append(Flag(HELP, "Show this message and exit.", False, ()))
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs.names()))

@@ -56,7 +56,7 @@ def command(
     walk.remark(f"Now one bit of {victim} flips, at byte {offset}. torch would load it.")
     walk.run(ExitCode.CORRUPT, "verify", newest)
     walk.remark("03:14, the job is down. What is the newest checkpoint to restart from?")
-    walk.run(ExitCode.OK, "latest", directory, "--verify", "content")
+    walk.run(ExitCode.OK, "latest", directory, "--level", "content")
     invocation.print()
     invocation.print(f"The checkpoints are in {directory}; remove it when you are done.")
     if walk.surprises:

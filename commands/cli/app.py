@@ -46,7 +46,7 @@ def scan(arguments: Sequence[str]) -> _Line:
     flags = words[: words.index("--")] if "--" in words else words
     first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
     verb = named(words[first : first + 2])
-    variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
+    variable = os.environ.get(environment_name("--json"), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
 

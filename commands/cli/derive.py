@@ -6,7 +6,7 @@ click parses. Every value is what the annotation says: text, a number, a word of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from enum import StrEnum
 from inspect import Parameter, cleandoc, signature
@@ -30,7 +30,7 @@ from ftckpt.reports import document
 from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
-from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
+from .environment import HELP, environment_flags, environment_name, refuse_unknown
 from .invocation import Invocation, ProgressChoice
 from .render import ALWAYS, MEANINGS
 
@@ -76,6 +76,10 @@ COMMON = set(_common.__annotations__) - {"return"}
 STORAGE = set(_storage.__annotations__) - {"return"}
 
 
+# What `Opt.assumed` is typed with.
+SET = "--set"
+
+
 class Whole(click.IntRange):
     """A whole number; click would say `integer range` of one that is none."""
 
@@ -112,8 +116,8 @@ class VerbArgument(click.Argument):
         return self.make_metavar(ctx), f"{self.about}  [{more}]" if more else self.about
 
 
-def parameter(one: Taken, verb: str) -> click.Parameter:
-    """Return what click has for a parameter of an operation."""
+def parameter(one: Taken, *, variable: bool = False) -> click.Parameter:
+    """Return what click has for a parameter of an operation; `variable`: whether it has one."""
     opt, kind = one.opt, _plain(one.kind)
     several = isinstance(kind, Several)
     enum = kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
@@ -146,15 +150,15 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
             nargs=-1 if several else 1, **settings,
         )  # fmt: skip
     named = list(opt.names) or [f"--{one.name.rstrip('_').replace('_', '-')}"]
-    name = next(n for n in named if n.startswith("--")).lstrip("-").replace("-", "_")
+    if opt.assumed:  # one option of click's, whose name no single word of a shell is (`_joined`)
+        named = [f"{SET} {named[0].removeprefix('--')}"]
     if kind is bool:
         settings |= {"is_flag": True, "type": click.BOOL, "metavar": None}
     return VerbOption(
         [one.name, *named], words, opt, multiple=several, required=required,
         help=opt.help, hidden=opt.hidden,
         show_default=not (default is None or default is False or default == ""),
-        envvar=None if one.name in NO_ENVIRONMENT or name in NO_ENVIRONMENT
-        else environment_name(verb, named),
+        envvar=environment_name(named[0]) if variable else None,
         **settings,
     )  # fmt: skip
 
@@ -181,6 +185,16 @@ def _plain(kind: Any) -> Any:
     return kinds[0] if kinds[0] is kind else _plain(kinds[0])
 
 
+def _joined(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, `--set NAME=VALUE` as one."""
+    rest = iter(words)
+    for word in rest:
+        if word == SET:
+            yield f"{SET} {next(rest, '')}".rstrip()
+        else:
+            yield f"{SET} {word[len(SET) + 1 :]}" if word.startswith(f"{SET}=") else word
+
+
 class OptionGroup(NamedTuple):
     """Options that several verbs share, under a heading of their own in the help.
 
@@ -200,7 +214,6 @@ class Verb(click.Command):
         name: of the verb.
         module: of `ftckpt.commands`, see there.
         settled: returns what the user's file of settings has for the options of a verb.
-        refuse: raises UsageError for a variable of the environment that sets nothing.
     """
 
     def __init__(
@@ -208,9 +221,8 @@ class Verb(click.Command):
         name: str,
         module: ModuleType,
         settled: Callable[[str], Mapping[str, Any]],
-        refuse: Callable[[], None],
     ) -> None:
-        self.module, self._settled, self._refuse = module, settled, refuse
+        self.module, self._settled = module, settled
         self.operation: Callable[..., Any] | None = getattr(module, "operation", None)
         function = self.operation or module.command
         self.groups: list[OptionGroup] = []
@@ -223,15 +235,15 @@ class Verb(click.Command):
             said = definition_of(self.operation)
             self.examples, self.codes, text = said.examples, said.codes, said.help
             self._known = signature(self.operation).parameters.keys()
-        params = [parameter(one, name) for one in taken(function)]
+        params = [parameter(one) for one in taken(function)]
         self._held = {} if self.operation is None else groups(self.operation)
         for group in (*self._held.values(), *getattr(module, "OPTIONS", ())):
-            made = [parameter(one, name) for one in taken(group)]
+            made = [parameter(one) for one in taken(group)]
             self.groups.append(OptionGroup(group, frozenset(str(one.name) for one in made)))
             params += made
         if self.opens_places:
-            params += [parameter(one, name) for one in taken(_storage)]
-        params += [parameter(one, name) for one in taken(_common)]
+            params += [parameter(one, variable=True) for one in taken(_storage)]
+        params += [parameter(one, variable=True) for one in taken(_common)]
         settings = {"help_option_names": list(HELP), "max_content_width": 100}
         super().__init__(
             name, params=params, help=text,
@@ -257,7 +269,7 @@ class Verb(click.Command):
         settled = ctx.resilient_parsing or ctx.default_map is not None
         if not settled and self.opens_places and not {*HELP} & {*args[:end]}:
             ctx.default_map = dict(self._settled(str(self.name)))
-        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
+        given = [f"{word}={bare[word]}" if word in bare else word for word in _joined(args[:end])]
         return super().parse_args(ctx, [*given, *args[end:]])
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -286,7 +298,7 @@ class Verb(click.Command):
         invocation.start(watched=getattr(self.module, "WATCHED", True))
         # `help` and `completions` must answer so that the right name can be found.
         if self.opens_places and any(name.startswith("FTCKPT_") for name in os.environ):
-            self._refuse()
+            refuse_unknown([environment_name(one.replace("_", "-")) for one in COMMON | STORAGE])
         if device not in (None, "cpu", "auto"):
             from ftckpt.transfer.device import torch_device
 

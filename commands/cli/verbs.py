@@ -16,8 +16,6 @@ from ftckpt import plugins
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.storage.settings import read_settings
 
-from .environment import refuse_unknown
-
 if TYPE_CHECKING:
     from .derive import Verb
 
@@ -28,6 +26,7 @@ VERBS: dict[str, str] = {
     "du": "Show where a checkpoint's bytes are, by component and layer",
     "cat": "Print a tensor, a part of it, or other state, reading only what that needs",
     "verify": "Check a checkpoint, and name the evidence for the verdict",
+    "scrub": "Check a root's checkpoints in turn, the longest unread first; remember each verdict",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
     "promote": "Point a root at a checkpoint, after verifying it",
@@ -42,11 +41,9 @@ VERBS: dict[str, str] = {
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
     "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
     "gc purge": "Free the space of trash that is old enough",
-    "pin": "Keep a checkpoint until it is unpinned, against all retention rules",
-    "unpin": "Unpin a checkpoint, so that retention rules apply to it again",
-    "pins": "List the pins and tags of a root",
+    "rm": "Drop checkpoints by name: shows a plan, and --apply moves them to the trash",
+    "pin": "Keep a checkpoint against all retention rules, until the pin is taken away",
     "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
-    "untag": "Remove tags from a checkpoint, so that retention rules apply to it again",
     "delta pack": "Write a checkpoint as its difference from another one, or compressed whole",
     "delta unpack": "Write a delta as a full checkpoint, every tensor proven by its digest",
     "delta info": "Show a delta's content, its chain of bases, and the cost of a restore",
@@ -91,8 +88,7 @@ _MEANT = {
     "merge": ("convert",),
     "export": ("convert",),
     "cp": ("copy",),
-    "rm": ("gc",),
-    "delete": ("gc",),
+    "delete": ("rm", "gc"),
     "prune": ("gc",),
     "forget": ("gc",),
 }
@@ -181,17 +177,12 @@ def load(verb: str) -> Verb:
 
     if verb in VERBS:
         module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled)
     module = plugins.load(plugins.VERBS, verb)
     try:
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled)
     except Exception as error:
         raise plugins.failed(plugins.VERBS, verb, error) from error
-
-
-def _refuse() -> None:
-    """Refuse variables that set nothing; other packages are asked for those of no verb of ours."""
-    refuse_unknown(VERBS, load, more=lambda: plugins.plugins(plugins.VERBS))
 
 
 def _settled(verb: str) -> dict[str, Any]:

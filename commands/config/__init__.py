@@ -52,6 +52,7 @@ def command(
     if words:
         return _of_verb(invocation, settings, words)
     set_here = defaults(settings, is_verb)
+    set_here = [one._replace(value=_value(one.option, one.value)) for one in set_here]
     rows: list[list[Any]] = [
         [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
         for one in set_here
@@ -119,10 +120,8 @@ def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -
                 "ENVIRONMENT": str(param.envvar),
                 "DEFAULT_MAP": f"{settings.path}, line {lines.get(str(param.name))}",
             }.get(kind, "default")
-            value = _plain(its.params[param.name])
             option = _long(param.opts)
-            if value and is_secret(option):
-                value = _secret(value)
+            value = _value(option, _plain(its.params[param.name]))
             found.append({"option": option, "value": value, "from": came})
     invocation.report(options=found)
     invocation.print(
@@ -143,6 +142,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return value if value is None or isinstance(value, (bool, int, float)) else hidden(str(value))
+
+
+def _value(option: str, value: Any) -> Any:
+    return _secret(value) if value and is_secret(option) else value
 
 
 def _secret(value: Any) -> str:

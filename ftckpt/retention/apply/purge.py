@@ -247,7 +247,7 @@ def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
     """Yield who names a trashed thing whose name is free."""
     for pin in pins.pins(root):
         if pin.entry == thing.name:
-            yield Reason("pinned", f"by {pin.owner}: {pin.reason}")
+            yield Reason("pinned", pin.who)
     for lease in leases.live(root, now):
         if lease.entry == thing.name:
             yield Reason("lease", f"{lease.holder} reads it")

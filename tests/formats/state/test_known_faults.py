@@ -1,6 +1,6 @@
 """Faults of released writers: their traces are found, and named, and sound saves have none.
 
-The samples are made as the faulty code makes them; the sources stand in formats/state/known_faults.py.
+The samples are made as the faulty code makes them; the module has the sources.
 """
 
 from __future__ import annotations
