@@ -112,6 +112,7 @@ _CODES: Mapping[ExitCode, str] = {
         ),
     ),
     codes=_CODES,
+    everyday=("--level", "--rename", "--limit-rate"),
 )
 def delta_pack(
     *places: Places,
@@ -123,7 +124,7 @@ def delta_pack(
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Write a checkpoint as its difference from another one, or compressed whole.
+    """Write a checkpoint as its difference from another, or compressed.
 
     Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves.
     OUT reads like any checkpoint, as long as its base is there. It is read back and compared with
@@ -199,6 +200,7 @@ def _renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     ),
     codes=dict(_CODES)
     | {ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there"},
+    everyday=("--onto", "--full", "--base"),
 )
 def delta_rebase(
     delta: Delta,
@@ -212,7 +214,7 @@ def delta_rebase(
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Rewrite a delta against another base, or none; every bit stays.
+    """Rewrite a delta against another base, or none.
 
     Without --onto the result depends on the full checkpoint that the chain ends in, so
     that the deltas between are not needed any more. It is packed, proven and shown as by
@@ -418,6 +420,7 @@ def _advised(report: PackReport, storage: float | None) -> PackReport:
         ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
         ExitCode.NOT_FOUND: "DELTA or a base is not there",
     },
+    everyday=("--to", "--base", "--dry-run"),
 )
 def delta_unpack(
     delta: DeltaSource,
@@ -434,7 +437,7 @@ def delta_unpack(
     on: Observer = SILENT,
     **flags: Unpack[WritingFlags],
 ) -> TransferReport:
-    """Write a delta as a full checkpoint, every tensor proven by its digest.
+    """Write a delta as a full checkpoint, every tensor proven.
 
     The files come back as they were, byte for byte. With --to, or with options for another job, the
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
@@ -592,6 +595,7 @@ class DeltaReport:
         ExitCode.NO_RESOURCE: "decoding so long a chain needs more than --max-memory",
         ExitCode.UNSUPPORTED: "the chain is too long, or of another version",
     },
+    everyday=("--base", "--advise", "--storage-rate"),
 )
 def delta_info(
     delta: Delta,
@@ -604,7 +608,7 @@ def delta_info(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> DeltaReport:
-    """Show a delta's content, its chain of bases, and the cost of a restore.
+    """Show a delta's content, its bases, and the cost of a restore.
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
