@@ -26,6 +26,10 @@ def render(invocation: Invocation, report: SealedCheckpoint, _: Mapping[str, Any
         else "sealed already, with the same content"
     )
     invocation.print(printable(f"{message}: {report.manifest}"))
+    if report.sha256:
+        invocation.print(printable(f"SHA-256 of every file: {report.sha256}"))
+    if report.signature:
+        invocation.print(printable(f"signed: {report.signature}"))
     checked = report.verdict
     invocation.say(f"checked before: {checked.message} in {human_duration(checked.seconds)}")
     return Result(message=message)

@@ -148,6 +148,10 @@ KINDS: dict[str, KindInfo] = {
     "older-manifest": KindInfo(_OK, _N, _OK, "What differs from the manifest was written after it: the step may have been saved again."),
     "unmanaged-file": KindInfo(_OK, _N, _OK, "A file beside the checkpoint that the manifest does not list."),
     "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
+    # signatures
+    "bad-signature": KindInfo(_C, _E, _C, "A signature is cut, or is none in the OpenSSF model-signing format."),
+    "unsafe-signature": KindInfo(_U, _E, _U, "A signature is not by whom it must be, was changed, or is ambiguous or abusive."),
+    "unsigned-file": KindInfo(_U, _E, _U, "A file lies in a signed folder, and the signature does not list it."),
     # deltas
     "bad-delta": KindInfo(_C, _E, _C, "The index or a block of a delta is damaged or not understood."),
     "missing-base": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What a delta depends on is not where it was."),
@@ -174,6 +178,7 @@ KINDS: dict[str, KindInfo] = {
     "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
     "copy-differs": KindInfo(_C, _E, _C, "A tensor that one save wrote twice differs between its two files."),
     "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
+    "known-fault": KindInfo(_C, _E, _C, "The trace of a released writer's known fault: the message names the release and what is lost."),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
     "fill-value": KindInfo(_OK, _N, _OK, "Chunks that zarr did not store; they read as its value."),

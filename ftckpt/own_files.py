@@ -13,6 +13,8 @@ FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
 TRANSFER = f"{FOLDER}/transfer.json"
 # The index of a delta: of all about deltas the only thing that recognising one needs.
 DELTA = "ftckpt.delta"
+# What `seal` writes for others to check by: no format counts them, and others write them too.
+VOUCHERS = frozenset({"model.sig", "SHA256SUMS"})
 # `step-1000.ftckpt-weights` holds the weights of `step-1000`, which gc has thinned. It counts while
 # `step-1000` does not stand, so that a root shows one checkpoint of the step at every moment.
 WEIGHTS = ".ftckpt-weights"

@@ -29,6 +29,8 @@ REQUIREMENTS = {
     "dask_jobqueue": "dask-jobqueue",
     "ray": "ray",
     "grpc": "'ray[client]'",
+    **dict.fromkeys(("model_signing", "blake3", "sigstore"), "model-signing"),
+    "OpenSSL": "pyOpenSSL",  # model-signing needs it and does not say so
     "rich": "rich",
     "typer": "typer",
     "click": "click",

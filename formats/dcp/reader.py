@@ -244,6 +244,12 @@ class DcpCheckpoint(Checkpoint):
             raise not_computed(self, self.pairing)
         return self
 
+    def known_faults(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the traces of known faults of writers."""
+        from ftckpt.formats.state.known_faults import explain
+
+        yield from explain(self, findings)
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield defects of keys, tiling, items and left-overs."""
         if self.pairing is not None:

@@ -170,6 +170,12 @@ class SafetensorsCheckpoint(Checkpoint):
         """Return a stored object: parsed where its form is known, else its bytes."""
         return self.stored.load(self.source, name)
 
+    def known_faults(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the traces of known faults of writers."""
+        from ftckpt.formats.state.known_faults import explain
+
+        yield from explain(self, findings)
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged headers, and where index, names and headers disagree."""
         yield from self.open_findings

@@ -234,6 +234,12 @@ class TorchSaveCheckpoint(Checkpoint):
             raise not_computed(self, self.pairing)
         return self
 
+    def known_faults(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the traces of known faults of writers."""
+        from ftckpt.formats.state.known_faults import explain
+
+        yield from explain(self, findings)
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
         yield from self.open_findings

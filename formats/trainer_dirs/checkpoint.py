@@ -336,6 +336,12 @@ class BundleCheckpoint(Checkpoint):
         """Whether all parts with tensors tell records so."""
         return all(one.checkpoint.records_by_piece for one in self.parts if one.checkpoint.tensors)
 
+    def known_faults(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the traces of known faults of writers."""
+        from ftckpt.formats.state.known_faults import explain
+
+        yield from explain(self, findings)
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what each part finds, and where the parts do not fit together."""
         yield from self.open_findings

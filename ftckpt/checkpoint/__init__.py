@@ -416,6 +416,17 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """Whether `payload` tells the record around a packed piece, so that no list is needed."""
         return False
 
+    def known_faults(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the traces of faults that its writer is known for (`known-fault`).
+
+        Args:
+            findings: of the checks before, the values among them.
+
+        Raises:
+            UnavailableError: the storage does not answer.
+        """
+        return iter(())
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield violations of the format's own rules in headers, indexes and names.
 

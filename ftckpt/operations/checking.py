@@ -20,7 +20,7 @@ from ftckpt.errors import (
 from ftckpt.findings import Level, parse_strictness
 from ftckpt.observer import SILENT, Observer
 from ftckpt.own_files import MANIFEST
-from ftckpt.reports import UNSAID
+from ftckpt.reports import IF_SOME, UNSAID
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
     from ftckpt.manifest import Manifest, PassedCheck
+    from ftckpt.manifest.signature import Trust
     from ftckpt.storage.store import Store
     from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceCheck, PlaceReport
+
+    from .signing import Signing
 
 
 _Replica = Annotated[
@@ -69,6 +72,16 @@ _Strict = Annotated[
     ),
 ]
 _Ledger = Annotated[str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")]
+_SIGNATURE = "Signature"
+_Chain = Annotated[
+    Sequence[str],
+    option(
+        "CERT",
+        "A certificate that vouches for the signer's, up to the root, in PEM. Repeatable.",
+        "--certificate-chain",
+        under=_SIGNATURE,
+    ),
+]
 
 
 @operation(
@@ -84,6 +97,10 @@ _Ledger = Annotated[str, option("DIR", "Where verdicts are remembered; else .ftc
             "a share, beside a trainer",
         ),
         (
+            "ftckpt verify model/ --signature --public-key lab.pub",
+            "every file is as the holder of that key signed it",
+        ),
+        (
             "ftckpt verify step-9 --level values --strict=replicas,masters",
             "unequal copies fail",
         ),
@@ -93,8 +110,8 @@ _Ledger = Annotated[str, option("DIR", "Where verdicts are remembered; else .ftc
         ExitCode.OK: "everything that the evidence allows was checked and passed",
         ExitCode.CORRUPT: "proven damage; the findings name file, tensor, rank and bytes",
         ExitCode.INCOMPLETE: "not committed, in writing, or changed meanwhile; parts missing",
-        ExitCode.UNVERIFIED: "content was demanded and no evidence covers it",
-        ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+        ExitCode.UNVERIFIED: "content was demanded and no evidence covers it; no signature",
+        ExitCode.UNSAFE: "hostile or ambiguous content, or not signed by whom it must be",
         ExitCode.REFUSED: "parts do not fit together: another plan, or a record that is not whole",
         ExitCode.NOT_FOUND: "no checkpoint there",
         ExitCode.UNAVAILABLE: "",
@@ -126,6 +143,26 @@ def verify(
         ),
     ] = False,
     ledger: _Ledger = "",
+    signature: Annotated[
+        str,
+        option(
+            "[=FILE]",
+            "Hold every file to a signature (OpenSSF model signing); alone: to the one beside.",
+            bare="beside",
+            under=_SIGNATURE,
+        ),
+    ] = "",
+    public_key: Annotated[
+        str, option("KEY", "Whose signature it must be: a public key in PEM.", under=_SIGNATURE)
+    ] = "",
+    certificate_chain: _Chain = (),
+    identity: Annotated[
+        str,
+        option("WHO", "Of Sigstore, who must have signed; needs the network.", under=_SIGNATURE),
+    ] = "",
+    identity_provider: Annotated[
+        str, option("URL", "Who vouches for --identity.", under=_SIGNATURE)
+    ] = "",
     jobs: Jobs = 0,
     limit_rate: Rate = "",
     max_memory: Memory = "1GiB",
@@ -137,7 +174,8 @@ def verify(
 
     Structure first: missing, truncated, swapped and stray files, holes and overlaps, mixed steps.
     Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts
-    into its files and never checks. What nothing covers is named.
+    into its files and never checks. What nothing covers is named. With --signature, by what the
+    signer signed: whose the files are, and not only whether they changed.
 
     Returns:
         The verdict: damage is its code and findings, also where nothing can be opened. Of a
@@ -165,6 +203,18 @@ def verify(
         raise UsageError("--ledger needs --remember")
     if also and remember:
         raise UsageError("--remember is for a checkpoint in one place, and --also names more")
+    trust = None
+    if signature or public_key or certificate_chain or identity or identity_provider:
+        trust = _trusted(
+            signature, public_key, certificate_chain, identity, identity_provider, stores
+        )
+        whole = depth is not Level.STRUCTURE and not (sample or against)
+        single = not (all_ or remember or also or division.asked)
+        if not (whole and single):
+            raise UsageError(
+                "--signature is for one checkpoint that is read whole: not with --level structure,"
+                " --sample, --against, --also, --all, --remember or --part"
+            )
     options = VerifyOptions(
         level=depth,
         require_content=remember,
@@ -173,6 +223,7 @@ def verify(
         sample=amounts.share(sample) if sample else None,
         manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
         against=opened(against, stores) if against else None,
+        signature=trust,
     )
     check = PlaceCheck(
         options=options,
@@ -195,6 +246,32 @@ def verify(
     if not division.asked:
         return check.target(target, everything=all_)
     return _verify_part(target, check, division, on)
+
+
+def _trusted(
+    signature: str,
+    public_key: str,
+    chain: Sequence[str],
+    identity: str,
+    provider: str,
+    stores: StoreOptions,
+) -> Trust:
+    """Return whose signature is accepted; the keys are read, and the checkpoint is not.
+
+    Raises:
+        UsageError: it is not said whose, or of which signature.
+        MissingPackageError: what checks signatures is not installed.
+    """
+    from ftckpt.manifest.signature import Trust
+
+    if not signature:
+        raise UsageError("--public-key, --certificate-chain and --identity go with --signature")
+    trust = Trust(
+        place=signature, public_key=public_key, chain=chain,
+        identity=identity, provider=provider, stores=stores,
+    )  # fmt: skip
+    trust.require()
+    return trust
 
 
 def _begin(check: PlaceCheck, on: Observer) -> None:
@@ -356,6 +433,8 @@ class SealedCheckpoint:
         files: under it.
         checks: which passed.
         bytes_read: that were hashed.
+        sha256: path or URL of the list of SHA-256; "" where none was asked for.
+        signature: path or URL of the signature; "" where none was asked for.
         content: the manifest.
         verdict: of the check before.
     """
@@ -367,6 +446,8 @@ class SealedCheckpoint:
     files: SealedFiles
     checks: Sequence[PassedCheck]
     bytes_read: int
+    sha256: str = field(default="", metadata=IF_SOME)
+    signature: str = field(default="", metadata=IF_SOME)
     content: Manifest = field(metadata=UNSAID)
     verdict: VerifyReport = field(metadata=UNSAID)
 
@@ -377,6 +458,8 @@ class SealedCheckpoint:
         ("ftckpt seal s3://run7/ckpt/step-1000", "the same on object storage"),
         ("ftckpt seal /ro/step-9 --manifest /var/seals/step-9.json", "keep the manifest elsewhere"),
         ("ftckpt seal run/iter_0001000 --integrity", "for Megatron's --verify-integrity too"),
+        ("ftckpt seal model/ --sign --private-key lab.pem", "and sign it, as model-signing does"),
+        ("ftckpt seal model/ --sha256", "and write SHA256SUMS, for sha256sum -c"),
         ("srun ftckpt seal /ckpt/step-9 --part auto --finish-last", "by all nodes of a job"),
     ),
     codes={
@@ -384,7 +467,7 @@ class SealedCheckpoint:
         ExitCode.CORRUPT: "the check before sealing found damage; nothing was written",
         ExitCode.INCOMPLETE: "not committed, changed meanwhile, or parts missing",
         ExitCode.UNSAFE: "hostile or ambiguous content; nothing was written",
-        ExitCode.REFUSED: "another manifest or integrity.json stands there, or parts do not fit",
+        ExitCode.REFUSED: "another manifest, signature or list stands there, or parts do not fit",
         ExitCode.NOT_FOUND: "no checkpoint there",
         ExitCode.UNAVAILABLE: "",
         ExitCode.DENIED: "the place cannot be written; --manifest names another",
@@ -404,6 +487,38 @@ def seal(
     integrity: Annotated[
         bool, switch("--integrity", "Write Megatron's integrity.json (SHA-256) too.")
     ] = False,
+    sha256: Annotated[
+        str,
+        option(
+            "[=FILE]",
+            "Write the SHA-256 of every file too, from the same reading: SHA256SUMS.",
+            bare="beside",
+        ),
+    ] = "",
+    sign: Annotated[
+        str,
+        option(
+            "[=FILE]",
+            "Sign every file of the folder (OpenSSF model signing), last: model.sig in it.",
+            bare="beside",
+            under=_SIGNATURE,
+        ),
+    ] = "",
+    private_key: Annotated[
+        str, option("KEY", "Sign with this elliptic curve key in PEM.", under=_SIGNATURE)
+    ] = "",
+    signing_certificate: Annotated[
+        str, option("CERT", "The certificate of that key, in PEM.", under=_SIGNATURE)
+    ] = "",
+    certificate_chain: _Chain = (),
+    sigstore: Annotated[
+        bool,
+        switch(
+            "--sigstore",
+            "Sign with this process's identity by Sigstore; needs the network.",
+            under=_SIGNATURE,
+        ),
+    ] = False,
     jobs: Jobs = 0,
     limit_rate: Rate = "",
     max_memory: Memory = "1GiB",
@@ -415,13 +530,17 @@ def seal(
 
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
     and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.
+    A signature (--sign) comes after it, and says who vouches for all files of the folder.
 
     Raises:
         CorruptError, UnsafeError, UnverifiedError: it does not pass, and is not sealed.
         IncompleteError: not committed, or a file changed meanwhile.
         RefusedError: another manifest, or a shorter `integrity.json`, stands there.
-        UsageError: a root; or `integrity`, and it is not of Megatron's `torch_dist`.
+        UsageError: a root; or `integrity`, and it is not of Megatron's `torch_dist`; or a key that
+            cannot be used.
         DeniedError: the place cannot be written.
+        MissingPackageError: `sign`, and model-signing is not installed.
+        UnavailableError: Sigstore cannot be reached; the manifest is written then.
     """
     from ftckpt.manifest.seal import hash_share, locate
     from ftckpt.parts.plan import names_of, plan_of
@@ -443,13 +562,23 @@ def seal(
         from ftckpt.formats.dcp.integrity import require_checked
 
         require_checked(held.format)
-    if integrity and division.asked:
-        raise UsageError(
-            "--integrity is not divided into parts", hint="seal with --integrity in one process"
-        )
+    for said, given in (("--integrity", integrity), ("--sha256", sha256), ("--sign", sign)):
+        if given and division.asked:
+            hint = f"seal with {said} in one process"
+            raise UsageError(f"{said} is not divided into parts", hint=hint)
+    more = None
+    if sha256 or sign or private_key or signing_certificate or certificate_chain or sigstore:
+        from .signing import Signing
+
+        more = Signing(
+            sums=sha256, signature=sign, private_key=private_key, sigstore=sigstore,
+            certificate=signing_certificate, chain=certificate_chain, force=force, stores=stores,
+        ).begun(held.source)  # fmt: skip
 
     def whole(work: Work) -> SealedCheckpoint:
-        return _sealed(held, options, place, work, stores, on, force=force, integrity=integrity)
+        return _sealed(
+            held, options, place, work, stores, on, force=force, integrity=integrity, more=more
+        )
 
     if not division.asked:
         return whole(work)
@@ -475,13 +604,14 @@ def _sealed(
     *,
     force: bool,
     integrity: bool,
+    more: Signing | None,
 ) -> SealedCheckpoint:
-    """Check and seal a checkpoint."""
+    """Check and seal a checkpoint, and sign it."""
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest import seal as sealing
-    from ftckpt.verification.while_hashing import verify_while_hashing
+    from ftckpt.verification.while_hashing import hash_members, verify_while_hashing
 
-    checked = verify_while_hashing(held, options, work=work)
+    checked = verify_while_hashing(held, options, work=work, sha256=more is not None)
     report = checked.report
     on.report(step=held.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
@@ -495,9 +625,13 @@ def _sealed(
         force |= replaces
         if listed is not held:
             held, checked = listed, checked.of_another_listing()
+    if more is not None and not checked.digests:
+        digests, sha256 = hash_members(held, work, sha256=True)
+        checked = checked._replace(digests=digests, sha256=sha256)
     sealed = sealing.seal(
         held, place=place, force=force, checks=checks, known=checked.digests, work=work
     )
+    sums, signature = ("", "") if more is None else more.made(held, checked.sha256, work)
     if place is None and not work.partial:  # else nothing was to be written beside the data
         _remember_seal(held, options, report, stores)
     files = sealed.manifest.files
@@ -509,6 +643,8 @@ def _sealed(
         files=SealedFiles(len(files), sum(f.size for f in files)),
         checks=sealed.manifest.checks,
         bytes_read=sealed.bytes_read + checked.nbytes,
+        sha256=sums,
+        signature=signature,
         content=sealed.manifest,
         verdict=report,
     )

@@ -44,6 +44,7 @@ from .structure import Seal, check_age, check_structure
 
 if TYPE_CHECKING:
     from ftckpt.manifest.altered import Altered
+    from ftckpt.manifest.signature import Trust
 
     from .seen import SeenBytes
     from .used_bytes import UsedBytes
@@ -68,6 +69,7 @@ class VerifyOptions:
         decode: whether to decode what no digest covers; a transfer does that itself.
         seen: what other work reads of it, which is not read again. Before that work has ended only
             the structure is checked, and then only the content.
+        signature: the signature that every file is held to, and whose it must be; None for none.
     """
 
     level: Level = Level.AUTO
@@ -81,6 +83,7 @@ class VerifyOptions:
     used: UsedBytes | None = None
     decode: bool = True
     seen: SeenBytes | None = None
+    signature: Trust | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class VerifyReport:
 
     Attributes:
         level: the executed one (never AUTO).
-        evidence: `manifest`, `digests`, `sha256`, `md5`, `crc32`, `replica` or `none`.
+        evidence: `signature`, `manifest`, `digests`, `sha256`, `md5`, `crc32`, `replica` or `none`.
         message: the verdict in a sentence.
         hint: the next action.
         findings: in the order found.
@@ -229,6 +232,8 @@ def verify(
             from .values import check_values
 
             collector.take(check_values(checkpoint, work))
+            if not work.partial:
+                collector.take(checkpoint.known_faults(tuple(collector.findings)))
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
@@ -322,7 +327,12 @@ def _check_by_evidence(
     work: Work,
     manifest: Manifest | None,
 ) -> ContentResult:
-    """Use the strongest evidence: a named replica, a manifest, digests of files, CRC-32s."""
+    """Use the strongest evidence: what was named, a manifest, digests of files, CRC-32s."""
+    if options.signature is not None:
+        from .signed import check_signed
+
+        collector.evidence = "signature"
+        return check_signed(checkpoint, options.signature, emit=collector.add, work=work)
     if options.against is not None:
         from .replica import check_against, check_tensors_against
 
@@ -507,6 +517,7 @@ def _praise(
         "md5": f"every file matches its MD5{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
+        "signature": f"every file is as signed by {content.signer}",
         "none": "the structure is whole; no evidence covers the content",
     }[content.evidence]
     if content.evidence == "digests" and content.bare:

@@ -17,7 +17,7 @@ from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed
 from ftckpt.manifest import FileDigest, Manifest
-from ftckpt.own_files import is_own
+from ftckpt.own_files import VOUCHERS, is_own
 from ftckpt.progress import count_file, expect_files
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
@@ -180,7 +180,7 @@ def _report_others(source: Source, manifest: Manifest, members: set[str], report
     bytes_outside = 0
     known: list[str] = []
     for name, entry in source.entries.items():
-        if name in manifest.by_path or is_own(name):
+        if name in manifest.by_path or name in VOUCHERS or is_own(name):
             continue
         bytes_outside += entry.size
         if name in members:

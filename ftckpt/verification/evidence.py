@@ -36,7 +36,7 @@ class ContentResult:
 
     Attributes:
         evidence: `manifest`, `digests` (of the format's own), `sha256` or `md5` (of whole files),
-            `crc32`, `replica` or `none`.
+            `crc32`, `replica`, `signature` or `none`.
         bytes_read: bytes of the checkpoint that were read.
         bytes_covered: bytes that evidence covers, sampled or not.
         bytes_uncovered: bytes of its files without evidence.
@@ -45,6 +45,7 @@ class ContentResult:
         bare: files of the checkpoint without any evidence.
         decoded: whether tensors were decoded too, by the format's own digests.
         records: whether CRC-32s of records cover files that the digests of files leave out.
+        signer: whose signature it was held to.
     """
 
     evidence: str
@@ -56,6 +57,7 @@ class ContentResult:
     bare: tuple[str, ...] = ()
     decoded: bool = False
     records: bool = False
+    signer: str = ""
 
 
 class Sample(NamedTuple):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 # A larger directory is one of a large job, and not one with steps in it.
 _NAMES = 4096
-_EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
+_EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica", "signature")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
-from ftckpt.own_files import MANIFEST, is_leftover, is_own
+from ftckpt.own_files import MANIFEST, VOUCHERS, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import (
     LFS_POINTER,
@@ -213,6 +213,7 @@ def _check_strays(
         if n not in members
         and n not in reported
         and n not in checkpoint.second_copies
+        and n not in VOUCHERS
         and not is_own(n)
     ]
     # An export for other programs adds nothing to weights that were read.
