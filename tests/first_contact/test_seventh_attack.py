@@ -137,3 +137,18 @@ def test_a_greeting_of_a_package_is_no_answer(tmp_path: Path) -> None:
     done = run_with(site, "verify", tmp_path / "step-2")
     assert "a greeting" in done.stderr
     assert "a greeting" not in done.stdout
+
+
+def test_a_demo_without_room_is_no_bug(tmp_path: Path) -> None:
+    """torch says that a position is unexpected."""
+    limited = (
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "sys.argv[0] = 'ftckpt'\n"
+        "runpy.run_module('ftckpt', run_name='__main__')\n"
+    )
+    # -B: modules that are cached in part would be read by others.
+    line = [sys.executable, "-B", "-c", limited, "demo", str(tmp_path / "demo")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == ExitCode.NO_RESOURCE, done.stderr
+    assert not list((tmp_path / "demo").glob(".ftckpt-tmp*"))
