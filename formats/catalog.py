@@ -130,7 +130,10 @@ class Pieces:
 def _said(name: str, others: Sequence[str]) -> str:
     if not others:
         return f"a piece of a save, as {name} says by two numbers of pieces"
-    return f"a piece of a save, beside {listed(list(others), 3)}"
+    shown = listed(list(others), 3)
+    if rank_file(name) is not None:
+        return f"a piece of a save that lacks its other ranks' files (another save has {shown})"
+    return f"a piece of a save, beside {shown}"
 
 
 def _beside(name: str, is_there: Callable[[str], bool]) -> Sequence[str] | None:

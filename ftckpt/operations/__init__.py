@@ -9,14 +9,14 @@ from __future__ import annotations
 
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
-    "checking": ("seal", "verify"),
+    "checking": ("scrub", "seal", "verify"),
     "choosing": ("latest",),
     "comparing": ("diff",),
     "estimating": ("plan_compress", "plan_elastic", "plan_risk"),
     "learning": ("incidents",),
     "guarding": ("guard",),
     "looking": ("cat", "du", "inspect"),
-    "marking": ("pin", "pins", "tag", "unpin", "untag"),
+    "marking": ("pin", "tag"),
     "opening": ("open_checkpoint",),
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "planning": ("plan", "plan_sweep"),
@@ -24,7 +24,7 @@ MODULES = {
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
+    "retaining": ("gc", "gc_purge", "gc_undelete", "rm"),
     "surveying": ("doctor", "ls", "status"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftckpt.amounts import Duration, seconds
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
@@ -16,12 +17,13 @@ from ftckpt.progress import Counter
 from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions
 
-from .definition import argument, operation, option, switch
-from .opening import STORES
+from .definition import argument, assumption, operation, option, switch
+from .opening import STORES, chosen
 
 if TYPE_CHECKING:
     from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
+    from ftckpt.discovery.roots import Root
     from ftckpt.health import Status, Survey, SurveyedEntry
     from ftckpt.parts.finish import DividedState
     from ftckpt.retention.scan.entries import EntryVerdict, Pin
@@ -40,7 +42,8 @@ class ListedCheckpoint:
         bytes: of its files; None where they were not listed.
         files: number of them.
         format: "" where none recognises it.
-        entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker.
+        entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker, `ABSENT`
+            of what is pinned or tagged and is not there.
         why: why it is of this class.
         sealed: whether it has a manifest.
         verified: whether a check of its content is remembered, or it was sealed after one.
@@ -68,16 +71,27 @@ class ListedCheckpoint:
     pins: tuple[Pin, ...]
 
 
+class ListOrder(StrEnum):
+    """Orders of checkpoints: the newest, the oldest, the largest first, or by name."""
+
+    STEP = "step"
+    AGE = "age"
+    SIZE = "size"
+    NAME = "name"
+
+
 @operation(
     examples=(
         ("ftckpt ls", "what the working directory holds"),
         ("ftckpt ls /ckpt/run7", "steps, ages, sizes, classes, and what keeps each"),
-        ("ftckpt ls s3://run7/ckpt --all", "the trash and foreign names too"),
+        ("ftckpt ls s3://run7/ckpt --all", "the trash, foreign names, pins of what is gone"),
         ("ftckpt ls /ckpt/run7@latest", "one checkpoint"),
+        ("ftckpt ls /ckpt/run7 --sort size --older-than 7d", "the largest of the older ones first"),
+        ("ftckpt ls /ckpt/run7 --class corrupt --class abandoned", "what nobody restarts from"),
     ),
     codes={
         ExitCode.OK: "listed; no content was checked",
-        ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
+        ExitCode.NOT_FOUND: "no such root, nothing that a format knows, or none as asked for",
         ExitCode.UNAVAILABLE: "",
         ExitCode.DENIED: "",
     },
@@ -85,18 +99,29 @@ class ListedCheckpoint:
 def ls(
     path: Annotated[str, argument("[PATH]", "Directory or URL that holds the checkpoints.")] = ".",
     *,
-    all_: Annotated[bool, switch("--all", "Foreign names and the trash, too.")] = False,
+    all_: Annotated[
+        bool, switch("--all", "The trash, foreign names, and pins of what is gone, too.")
+    ] = False,
+    sort: Annotated[
+        ListOrder | str, option("", "Order: the newest step, the oldest or the largest first.")
+    ] = ListOrder.STEP,
+    older_than: Annotated[Duration, option("T", "Only those of at least this age: 7d.")] = "",
+    newer_than: Annotated[Duration, option("T", "Only those of at most this age: 1h.")] = "",
+    class_: Annotated[
+        Sequence[str], option("CLASS", "Only of this class: corrupt. Repeatable.", "--class")
+    ] = (),
+    tag: Annotated[Sequence[str], option("TAG", "Only with this tag. Repeatable.", "--tag")] = (),
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[ListedCheckpoint, ...]:
-    """List the checkpoints of a root: step, age, size, class, verified or not, pins.
+    """List the checkpoints of a root: step, age, size, verified, pins.
 
     Told by listings and manifests; no checkpoint is opened, except for a step that its name does
     not show. The newest comes first; several runs below PATH are listed apart. Of one checkpoint,
     ROOT@STEP too, the row of it alone is shown.
 
     Raises:
-        NotFoundError: no such root, or nothing in it that a format knows.
+        NotFoundError: no such root, nothing in it that a format knows, or no one is as asked for.
         UsageError: it is a file that belongs to a checkpoint, or a part of one.
         UnsupportedError: nothing in it, or the one checkpoint that it is, is read.
         UnavailableError, DeniedError: something could not be listed.
@@ -106,8 +131,8 @@ def ls(
     from ftckpt.retention.scan.entries import EntryClass
 
     on.report(target=path)
-    now = time.time()
-    only = ""
+    order, now, only = chosen(ListOrder, sort, "--sort"), time.time(), ""
+    wanted = _Wanted.of(older_than, newer_than, class_, tag)
     try:
         _, surveys = _surveys(path, now, stores, on.counter)
     except UsageError as error:
@@ -154,8 +179,99 @@ def ls(
                     pins=entry.pins,
                 )
             )
-    on.report(checkpoints=found)
-    return tuple(found)
+        if all_ and not only and one.run is not None:
+            found += _absent(one, one.run.root)
+    if not (kept := [one for one in found if wanted.takes(one)]):
+        raise NotFoundError(f"none of {counted(len(found), 'checkpoint')} is as asked for")
+    _sort(kept, order)
+    on.report(checkpoints=kept)
+    return tuple(kept)
+
+
+class _Wanted(NamedTuple):
+    """Which checkpoints are listed; where nothing is known of one, it is not what was asked for."""
+
+    older: float | None
+    newer: float | None
+    classes: frozenset[str]
+    tags: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, older: Duration, newer: Duration, classes: Sequence[str], tags: Sequence[str]
+    ) -> _Wanted:
+        """Return what the flags ask for.
+
+        Raises:
+            UsageError: a time, or a class that does not exist.
+        """
+        from ftckpt.retention.document import NO_MARKER
+        from ftckpt.retention.scan.entries import EntryClass
+
+        known = [*EntryClass, NO_MARKER]
+        asked = frozenset(one.upper().replace("-", " ") for one in classes)
+        for one in sorted(asked - set(known)):
+            names = ", ".join(word.lower().replace(" ", "-") for word in known)
+            raise UsageError(
+                f"--class does not know {one.lower()}", hint=f"the classes are {names}"
+            )
+        return cls(
+            None if older == "" else seconds(older, "--older-than"),
+            None if newer == "" else seconds(newer, "--newer-than"),
+            asked,
+            frozenset(tags),
+        )
+
+    def takes(self, one: ListedCheckpoint) -> bool:
+        """Whether one checkpoint is listed."""
+        age = one.age_s
+        return (
+            (self.older is None or (age is not None and age >= self.older))
+            and (self.newer is None or (age is not None and age <= self.newer))
+            and (not self.classes or not self.classes.isdisjoint(_classes(one)))
+            and (not self.tags or not self.tags.isdisjoint(one.tags))
+        )
+
+
+def _classes(one: ListedCheckpoint) -> set[str]:
+    """Return the classes that one is of: without a marker in its format it is committed, too."""
+    from ftckpt.retention.document import NO_MARKER
+    from ftckpt.retention.scan.entries import EntryClass
+
+    return {one.entry_class, *[EntryClass.COMMITTED.value] * (one.entry_class == NO_MARKER)}
+
+
+def _sort(found: list[ListedCheckpoint], order: ListOrder) -> None:
+    """Sort what was listed, run by run; the order of steps is that of the listing."""
+    from ftckpt.inspection.usage import natural
+
+    keys: dict[ListOrder, Callable[[ListedCheckpoint], Any]] = {
+        ListOrder.AGE: lambda one: -(one.age_s or 0.0),
+        ListOrder.SIZE: lambda one: -(one.bytes or 0),
+        ListOrder.NAME: lambda one: natural(one.path),
+    }
+    if order in keys:
+        roots = {one.root: place for place, one in reversed([*enumerate(found)])}
+        found.sort(key=lambda one: (roots[one.root], keys[order](one)))
+
+
+def _absent(survey: Survey, root: Root) -> Iterator[ListedCheckpoint]:
+    """Yield what is pinned or tagged in a root and is not there."""
+    from ftckpt.retention.policy.select import Chosen
+    from ftckpt.retention.records.pins import pins
+    from ftckpt.retention.records.tags import tags
+
+    there = {pin.entry for held in survey.held for pin in held.entry.pins}
+    there |= {held.entry.name for held in survey.held}
+    pinned, tagged = pins(root), tags(root)
+    for name in sorted({*(pin.entry for pin in pinned), *tagged} - there):
+        yield ListedCheckpoint(
+            path=Chosen(root, name).url, root=survey.url, step=None, time=None, age_s=None,
+            bytes=None, files=None, format="", entry_class="ABSENT",
+            why="pinned or tagged, and not there", sealed=False, verified=False, verdict=None,
+            pointers=(), tags=tuple(tagged.get(name, ())),
+            pins=tuple(pin for pin in pinned if pin.entry == name),
+        )  # fmt: skip
 
 
 def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
@@ -242,6 +358,7 @@ class DividedWork:
         ExitCode.NO_RESOURCE: "the metrics or the picture could not be written",
         ExitCode.UNSUPPORTED: "--plot needs matplotlib",
     },
+    everyday=("--expect-interval", "--late", "--tier", "--scrub-every", "--policy", "--plot"),
 )
 def status(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
@@ -256,8 +373,10 @@ def status(
     expect_interval: Annotated[
         Duration, option("T", "How often a save is due: 22m; else as measured.")
     ] = "",
-    late: Annotated[float, option("N", "Alert above N intervals without a save.", min=1)] = 2.0,
-    slower: Annotated[float, option("N", "Alert when saves take N times as long.", min=1)] = 1.5,
+    late: Annotated[float, assumption("N", "Alert above N intervals without a save.", min=1)] = 2.0,
+    slower: Annotated[
+        float, assumption("N", "Alert when saves take N times as long.", min=1)
+    ] = 1.5,
     tier: Annotated[str, option("ROOT", "The second tier: counts the saves that it lacks.")] = "",
     policy: Annotated[str, option("FILE.toml", "Show what a retention policy keeps.")] = "",
     scrub_every: Annotated[
@@ -270,7 +389,7 @@ def status(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Status:
-    """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
+    """Show a run's checkpoint health: age, cadence, size, alerts.
 
     What is finished is told by names, when by modification times. Of the newest save the headers
     are read and its structure is checked; what is known of the content of any comes from the
@@ -496,7 +615,7 @@ def doctor(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Examination:
-    """Show what this machine and a place can do, and what to do about the rest.
+    """Show what this machine and a place can do, and what is wrong.
 
     Each line was tried or looked up, and says what follows from it. A place is tried with small
     files of our own, which are removed again; those of a killed run go with the next one. A note is

@@ -56,7 +56,7 @@ def test_a_copy_is_read_and_its_crcs_are_trusted_on_request_alone(here: Path) ->
     # A variable of the environment never skips a check; who sets one believes that it does.
     done = ftckpt("diff", "run/step-2", "copy", cwd=here, FTCKPT_DIFF_TRUST_RECORDED="1")
     assert done.returncode == 2
-    assert "--trust-recorded has no variable" in done.stderr
+    assert "sets no option" in done.stderr
 
 
 def test_a_damaged_record_is_named_also_where_both_are_damaged_alike(here: Path) -> None:
@@ -119,11 +119,11 @@ def test_damage_in_any_format_is_named(
 
 
 def test_sums_alone(here: Path) -> None:
-    done = ftckpt("diff", "run/step-1", "run/step-2", "--stat", cwd=here)
+    done = ftckpt("diff", "run/step-1", "run/step-2", "--top", "0", cwd=here)
     assert done.returncode == 3
     assert "exp_avg_sq" in done.stdout
     assert "1.weight" not in done.stdout
-    document = diff(here / "run/step-1", here / "run/step-2", "--stat", code=3)
+    document = diff(here / "run/step-1", here / "run/step-2", "--top", "0", code=3)
     assert document["tensors"] == []
     assert document["total"]["counts"] == {"different": 9}
 
@@ -208,7 +208,7 @@ def test_a_missing_file_is_4_and_the_rest_is_compared(here: Path) -> None:
     # One line for all that it befell, and no numbers of what was not read.
     (said,) = [line for line in done.stdout.splitlines() if "missing-file" in line]
     assert re.fullmatch(
-        r"error: missing-file \[__0_1\.distcp, \S+ and \d+ more\]: __0_1\.distcp is missing", said
+        r"error: missing-file \[\S+ and \d+ more\]: run/step-2/__0_1\.distcp is missing", said
     )
     assert re.search(r"^component +tensors +unread +not equal ", done.stdout, re.MULTILINE)
     document = diff(here / "run/step-1", here / "run/step-2", code=4)
@@ -514,10 +514,12 @@ def test_tensors_of_a_file_that_cannot_be_read_are_not_missing(tmp_path: Path) -
     for words in (["a", "b"], ["b", "a"]):
         done = ftckpt("diff", *words, cwd=tmp_path)
         assert done.returncode == ExitCode.CORRUPT, done.stdout + done.stderr
-        assert "error: truncated-file [a/model-00002-of-00002.safetensors" in done.stdout
+        assert re.search(
+            r"error: truncated-file .*: a/model-00002-of-00002\.safetensors ", done.stdout
+        )
     done = ftckpt("diff", "a", "b", "--tensor", "w1.*", cwd=tmp_path)
     assert done.returncode == ExitCode.OK, done.stderr
     done = ftckpt("inspect", "a", cwd=tmp_path)
     assert done.returncode == ExitCode.OK
-    assert "error: truncated-file [model-00002-of-00002.safetensors" in done.stdout
+    assert re.search(r"error: truncated-file .*: model-00002-of-00002\.safetensors ", done.stdout)
     assert "`ftckpt verify` says all" in done.stderr

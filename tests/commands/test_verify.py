@@ -6,15 +6,16 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftckpt.findings import described, finding, in_file, renamed
 from ftckpt.workers import Work
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt
 from tests.json_run import ftckpt_json
-from tests.test_docs import validate
 
 # A byte of exp_avg:0.weight in __0_1.distcp.
 DAMAGE = 15000
@@ -50,6 +51,46 @@ def test_a_truncated_file(here: Path) -> None:
     path = here / "run/step-2/__0_1.distcp"
     path.write_bytes(path.read_bytes()[:20000])
     check_golden("verify-truncated.txt", ftckpt("verify", "run/step-2", cwd=here))
+
+
+def test_a_root_of_several_ends_with_a_table(here: Path) -> None:
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    (here / "run/step-1/__0_1.distcp").unlink()
+    done = ftckpt("verify", "run", "--all", cwd=here)
+    check_golden("verify-all.txt", done)
+    # stderr says the whole, and no finding again.
+    assert "CRC-32" not in done.stderr
+    assert "missing" not in done.stderr
+
+
+def test_a_finding_says_nothing_twice() -> None:
+    file, key = "rank_0/a.pt", "exp_avg:0.weight"
+    place: dict[str, Any] = {"file": file, "tensor": key, "rank": 1, "offset": 8, "length": 4}
+    whole = finding("bad-crc", "the bytes differ", **place)
+    assert described(whole) == (
+        "error: bad-crc [rank_0/a.pt, bytes 8-12, exp_avg:0.weight, rank 1]: the bytes differ"
+    )
+    for said, left in (
+        (f"{key} (rank 1) in {file} differs", "bytes 8-12"),
+        (f"0.weight in {file} differs", "bytes 8-12, exp_avg, rank 1"),
+        (f"optimizer.state.0.weight.exp_avg in {file} differs", "bytes 8-12, rank 1"),
+        # Another name, and not this one.
+        ("in rank_0/a.pt.tmp 10.weight of rank 11 differs", ", ".join(
+            [file, "bytes 8-12", key, "rank 1"]
+        )),
+    ):  # fmt: skip
+        found = finding("bad-crc", said, **place)
+        assert described(found) == f"error: bad-crc [{left}]: {said}"
+    assert described(finding("missing-file", f"{file} is missing", file=file)) == (
+        "error: missing-file: rank_0/a.pt is missing"
+    )
+
+
+def test_a_finding_takes_another_name_in_its_sentence_too() -> None:
+    found = finding("bad-crc", "a.b in x.pt, not a.b.c in y/x.pt", file="x.pt", tensor="a.b")
+    assert renamed(found, "model:b").message == "model:b in x.pt, not a.b.c in y/x.pt"
+    assert in_file(found, "run/x.pt").message == "a.b in run/x.pt, not a.b.c in y/x.pt"
+    assert renamed(finding("bad-crc", "a byte of a", tensor="a"), "m:a").message == "a byte of a"
 
 
 def test_a_missing_file(here: Path) -> None:
@@ -93,17 +134,6 @@ def test_strictness_is_chosen_by_class(here: Path, flags: list[str], code: int) 
             assert "--strict=steps makes that an error" in done.stderr
         if code == 2:
             assert "did you mean steps?" in done.stderr
-
-
-@pytest.mark.parametrize(("value", "code"), [("1", 4), ("steps", 4), ("links", 0), ("0", 0)])
-def test_strictness_from_the_environment(here: Path, value: str, code: int) -> None:
-    for name in ("__0_0.distcp", "__0_1.distcp"):
-        shutil.copy(here / "run/step-1" / name, here / "run/step-2" / name)
-    done = ftckpt("verify", "run/step-2", "--json", cwd=here, FTCKPT_VERIFY_STRICT=value)
-    assert done.returncode == code
-    document = json.loads(done.stdout)
-    validate(document)
-    assert ("steps" in document["strict"]) == (code == 4)
 
 
 def test_what_trainers_pickle_of_their_own_is_known(tmp_path: Path) -> None:
@@ -277,7 +307,7 @@ def test_content_is_demanded_where_there_is_no_evidence(here: Path) -> None:
 
     save_file({"w": np.zeros(4, np.float32)}, here / "model.safetensors")
     assert ftckpt("verify", "model.safetensors", cwd=here).returncode == 0
-    done = ftckpt("verify", "model.safetensors", "--require", "content", cwd=here)
+    done = ftckpt("verify", "model.safetensors", "--level", "content", cwd=here)
     assert done.returncode == 6
     assert "ftckpt seal" in done.stderr
     assert ftckpt("verify", "model.safetensors", "--level", "content", cwd=here).returncode == 6
@@ -299,13 +329,12 @@ def test_evidence_for_a_part_is_none_for_the_rest(here: Path) -> None:
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
     (place / "trainer_state.json").write_text('{"global_step": 5}')
     assert ftckpt("verify", "checkpoint-5", cwd=here).returncode == 0
-    for demand in (["--level", "content"], ["--require", "content"]):
-        done = ftckpt("verify", "checkpoint-5", *demand, cwd=here)
-        assert done.returncode == 6
-        assert "model.safetensors" in done.stderr
-    assert ftckpt("latest", ".", "--verify", "content", cwd=here).returncode == 6
+    done = ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here)
+    assert done.returncode == 6
+    assert "model.safetensors" in done.stderr
+    assert ftckpt("latest", ".", "--level", "content", cwd=here).returncode == 6
     assert ftckpt("seal", "checkpoint-5", cwd=here).returncode == 0
-    assert ftckpt("verify", "checkpoint-5", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here).returncode == 0
 
 
 def test_against_a_replica(here: Path) -> None:
@@ -386,7 +415,7 @@ def test_on_s3(here: Path, s3_url: str) -> None:
     for path in sorted((here / "run").rglob("*")):
         if path.is_file():
             store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
-    assert ftckpt("verify", f"{s3_url}@1", "--require", "content").returncode == 0
+    assert ftckpt("verify", f"{s3_url}@1", "--level", "content").returncode == 0
     done = ftckpt("verify", s3_url)
     assert done.returncode == 4
     assert "0.weight" in done.stdout

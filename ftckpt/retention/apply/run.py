@@ -119,7 +119,7 @@ def apply(
         )
         for root in untold:  # there may be room by now
             _tell(root, log.APPLYING, now(), identity, before[root.base])
-        after = {root.base: _result(root, applied, actor) for root in logged}
+        after = {root.base: _result(root, plan, applied, actor) for root in logged}
         untold = [r for r in logged if not _tell(r, log.APPLIED, now(), identity, after[r.base])]
     notes = [f"there was no room in the log of {root.url} for what was done" for root in untold]
     if not purge_now:
@@ -359,8 +359,9 @@ def _intent(
     return {"actor": actor, "drop": drop, "keep": keep}
 
 
-def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
+def _result(root: Root, plan: RetentionPlan, applied: Applied, actor: str) -> Mapping[str, object]:
     return {
+        **({"named": list(plan.policy.only)} if plan.policy.only else {}),
         "actor": actor,
         "dropped": [d.entry.name for d in applied.dropped if d.entry.group == root.base],
         "trash": [t.id for t in applied.trashed if t.group == root.base],
