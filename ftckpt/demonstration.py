@@ -111,7 +111,7 @@ def _save(path: str, model: Any, optimizer: Any, scheduler: Any, step: int) -> N
         writer = FileSystemWriter(path, thread_count=2)
         try:
             save(state, storage_writer=writer, no_dist=True)
-        except BaseException:  # torch's CheckpointException is no Exception
+        except BaseException:  # torch raises one that is not an Exception
             _require_room(os.path.dirname(path))
             raise
 
