@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from ftckpt.storage.local.oserror import translate
 
 from .errors import ExistsError
+from .own_files import TEMPORARY
 from .packages import needing
 
 # When the model is saved.
 _STEPS = (10, 20, 30)
+# Bytes of a save: the model and two moments of it.
+_SIZE = 1 << 20
 
 
 def train_and_save(directory: str) -> list[str]:
@@ -33,7 +37,7 @@ def train_and_save(directory: str) -> list[str]:
     Raises:
         ExistsError: the directory has content, or is none.
         MissingPackageError: torch is not installed.
-        DeniedError, NoResourceError, UnavailableError: it cannot be made.
+        DeniedError, NoResourceError, UnavailableError: it cannot be made or written.
     """
     with needing("the demo, which trains a model and saves it,"):
         import numpy  # noqa: F401
@@ -105,7 +109,29 @@ def _save(path: str, model: Any, optimizer: Any, scheduler: Any, step: int) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch remarks that there is one process
         writer = FileSystemWriter(path, thread_count=2)
-        save(state, storage_writer=writer, no_dist=True)
+        try:
+            save(state, storage_writer=writer, no_dist=True)
+        except BaseException:  # torch raises one that is not an Exception
+            _require_room(os.path.dirname(path))
+            raise
+
+
+def _require_room(directory: str) -> None:
+    """Write as much as a save has: torch says of a full disk that a position is unexpected.
+
+    Raises:
+        DeniedError, NoResourceError, UnavailableError: it cannot be written.
+    """
+    probe = os.path.join(directory, TEMPORARY + "probe")
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(_SIZE))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise translate(error, directory, "write") from error
+    finally:
+        with suppress(OSError):
+            os.unlink(probe)
 
 
 def flip_bit(path: str, offset: int) -> None:

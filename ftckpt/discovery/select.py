@@ -38,7 +38,7 @@ from .fewer_files import lacking_files, warned
 from .listing import open_part
 from .neighbours import lacking
 from .pointers import Pointer
-from .roots import Candidate, Root
+from .roots import Candidate, Root, has_gone
 from .siblings import Looked
 from .step_names import is_put_aside, says_other_step
 
@@ -307,6 +307,9 @@ def _try(
         if wanted:
             return ExitCode.UNVERIFIED, f"{source.url} {wanted}", "", True
         code, message = check(checkpoint, root)
+        # Of files that went while they were read no evidence is left.
+        if code is ExitCode.UNVERIFIED and has_gone(root, looked.candidate):
+            raise NotFoundError(f"{source.url} went while it was read")
         kinds = {info.kind for info in checkpoint.tensors.values()}
         moments = kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ}
         if code is ExitCode.OK and moments and not kinds & {Kind.PARAM, Kind.MASTER}:

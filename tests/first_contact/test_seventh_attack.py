@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +139,40 @@ def test_a_greeting_of_a_package_is_no_answer(tmp_path: Path) -> None:
     done = run_with(site, "verify", tmp_path / "step-2")
     assert "a greeting" in done.stderr
     assert "a greeting" not in done.stdout
+
+
+def test_a_demo_without_room_is_no_bug(tmp_path: Path) -> None:
+    """torch says that a position is unexpected."""
+    limited = (
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "sys.argv[0] = 'ftckpt'\n"
+        "runpy.run_module('ftckpt', run_name='__main__')\n"
+    )
+    # -B: modules that are cached in part would be read by others.
+    line = [sys.executable, "-B", "-c", limited, "demo", str(tmp_path / "demo")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == ExitCode.NO_RESOURCE, done.stderr
+    assert not list((tmp_path / "demo").glob(".ftckpt-tmp*"))
+
+
+def test_a_save_that_its_trainer_removes_while_it_is_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to have no digests: a job did not start from the one before it."""
+    from ftckpt.discovery import checks
+
+    for step in (1, 2):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    real = checks.Checks.__call__
+
+    def removed(self: checks.Checks, checkpoint: Any, around: Any) -> Any:
+        if checkpoint.source.url.endswith("step-2"):
+            shutil.rmtree(tmp_path / "step-2")
+            return ExitCode.UNVERIFIED, "no digest or CRC exists"
+        return real(self, checkpoint, around)
+
+    monkeypatch.setattr(checks.Checks, "__call__", removed)
+    done = printed("latest", str(tmp_path), "--level", "content", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["path"] == str(tmp_path / "step-1")
