@@ -16,6 +16,7 @@ from ftckpt.operations.definition import argument
 STORAGE = False
 EXAMPLES = (
     ("ftckpt demo", "in ./ftckpt-demo"),
+    ("ftckpt demo --json | jq -r '.steps[].command'", "the commands that it has run"),
     ("ftckpt demo /tmp/try", "somewhere else; the checkpoints stay there to play with"),
 )
 CODES = {
@@ -32,7 +33,7 @@ def command(
         str, argument("[DIR]", "Directory to make; must not exist, or be empty.")
     ] = "ftckpt-demo",
 ) -> Result:
-    """Make a small real checkpoint, damage it, and walk through the incident.
+    """Make a small real checkpoint, damage it, and find the damage.
 
     Trains a tiny model for thirty steps, saves it three times with torch's own distributed
     checkpoint, inspects and seals, flips one bit of the newest, and shows how verify finds it and

@@ -16,6 +16,7 @@ from ftckpt import findings
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import MEANINGS, json_text
 from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
 from tests.builders.checkpoints import flip, save_dcp
@@ -264,7 +265,7 @@ def complaint(words: Sequence[str]) -> str:
     if words[0] == "version":
         return ""
     try:
-        verb, rest = verbs.resolve(list(words))
+        verb, rest = resolve(list(words))
     except UsageError as error:
         return "" if f"{words[-1]} is several verbs" in error.message else error.message
     command = verbs.load(verb)

@@ -19,6 +19,7 @@ import pytest
 import ftckpt
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
@@ -431,7 +432,7 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
-    verb = verbs.resolve(words)[0]
+    verb = resolve(words)[0]
     invocation = Invocation(verb=verb, words=words, json=True, quiet=True)
     result = app.run(words, invocation)
     invocation.close()
@@ -441,7 +442,7 @@ def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
 
 def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     heard = Recorder()
-    name, rest = verbs.resolve(words)
+    name, rest = resolve(words)
     verb = verbs.load(name)
     operation = verb.operation
     assert operation is not None

@@ -22,6 +22,7 @@ STORAGE = False
 # What follows the verb belongs to that verb.
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 EXAMPLES = (
+    ("ftckpt config verify", "what the options of verify are, and who has set each"),
     ("ftckpt config", "the file of settings, the environment, remotes, policies"),
     ("ftckpt config copy --jobs 4", "each option of copy, its value, and who has set it"),
 )
@@ -95,7 +96,9 @@ def _shown(name: str) -> str:
 def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -> Result:
     name = named(words)
     if not name:
-        raise UsageError(f"unknown verb {words[0]!r}", hint="see ftckpt --help")
+        from ftckpt.commands.cli.mistakes import unknown_verb
+
+        raise unknown_verb(words)
     verb, rest = load(name), words[len(name.split()) :]
     known = {one for p in verb.params for one in (*p.opts, *p.secondary_opts)}
     end = rest.index("--") if "--" in rest else len(rest)

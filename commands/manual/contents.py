@@ -48,12 +48,7 @@ def verb_help(verb: str) -> VerbHelp:
     summary, _, rest = (command.help or "").strip().partition("\n")
     with command.make_context(f"ftckpt {verb}", [], resilient_parsing=True) as ctx:
         usage = " ".join(command.collect_usage_pieces(ctx))
-        found: dict[str, list[tuple[str, str]]] = {}
-        for param in command.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                found.setdefault(command.section_of(param), []).append(record)
-    sections = [(n, tuple(found[n])) for n in command.section_names() if n in found]
+        sections = [(name, tuple(rows)) for name, rows in command.sections(ctx).items()]
     said = dict.fromkeys(ALWAYS, "") | dict(command.codes)
     return VerbHelp(
         summary=summary.rstrip("."),

@@ -102,6 +102,7 @@ _Ledger = Annotated[str, option("DIR", "Where verdicts are remembered; else .ftc
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "recognised, but not readable by this version",
     },
+    everyday=("--level", "--all", "--against", "--also", "--sample", "--remember"),
 )
 def verify(
     checkpoint: Opened,
@@ -257,7 +258,7 @@ def _divided(held: Checkpoint, check: PlaceCheck, division: Machines, on: Observ
         ("ftckpt scrub /ckpt/run7 --budget 1h", "every night: each in its turn"),
         ("ftckpt scrub s3://run7/ckpt --limit-rate 200MiB/s", "all of it, beside a trainer"),
         (
-            "ftckpt scrub /ckpt/run7 --budget 1h --on-alert 'mail -s scrub oncall@example.org'",
+            "ftckpt scrub /ckpt/run7 --on-alert 'mail -s scrub oncall@example.org'",
             "tell somebody once of what is damaged",
         ),
     ),
@@ -273,6 +274,7 @@ def _divided(held: Checkpoint, check: PlaceCheck, division: Machines, on: Observ
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "one is recognised, but not readable by this version",
     },
+    everyday=("--budget", "--level", "--limit-rate", "--on-alert", "--alert-url"),
 )
 def scrub(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
@@ -289,7 +291,7 @@ def scrub(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> PlaceReport:
-    """Check a root's checkpoints in turn, the longest unread first; remember each verdict.
+    """Check a root's checkpoints in turn, the longest unread first.
 
     The first is always read, a further one only if the time that is left is enough for it. One that
     was saved again counts as never read, and what `latest`, `guard` or `gc` have read counts as
@@ -389,6 +391,7 @@ class SealedCheckpoint:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--level", "--manifest", "--force", "--limit-rate"),
 )
 def seal(
     checkpoint: Opened,
@@ -408,7 +411,7 @@ def seal(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> SealedCheckpoint:
-    """Record digests of a checkpoint, so that any later change is found.
+    """Record digests of a checkpoint, so that a later change is found.
 
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
     and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.

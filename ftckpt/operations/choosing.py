@@ -125,6 +125,13 @@ class ChoiceFlags(TypedDict, total=False):
         ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first "
         "start",
     },
+    everyday=(
+        "--level",
+        "--require",
+        "--step-at-most",
+        "--wait",
+        "--create-root",
+    ),
 )
 def latest(
     root: Annotated[
@@ -168,7 +175,7 @@ def latest(
     ] = False,
     create_root: Annotated[
         bool,
-        switch("--create-root", "Mark ROOT as the root of a run, once, before its first start."),
+        switch("--create-root", "Mark ROOT, once, before the first start of a run."),
     ] = False,
     also: Also = (),
     stores: StoreOptions = STORES,

@@ -183,13 +183,15 @@ class Definition(NamedTuple):
 
     Attributes:
         function: the operation.
-        examples: command lines, and what each does.
+        examples: command lines, and what each does; the short help shows the first three that fit.
         codes: the exit codes that it can end with, each with a sentence ("" takes the general one).
+        everyday: the options that the short help (`-h`) shows, in its order; () for all of its own.
     """
 
     function: Callable[..., Any]
     examples: Sequence[tuple[str, str]]
     codes: Mapping[ExitCode, str]
+    everyday: Sequence[str] = ()
 
     @property
     def help(self) -> str:
@@ -198,7 +200,10 @@ class Definition(NamedTuple):
 
 
 def operation(
-    *, examples: Sequence[tuple[str, str]], codes: Mapping[ExitCode, str]
+    *,
+    examples: Sequence[tuple[str, str]],
+    codes: Mapping[ExitCode, str],
+    everyday: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Define an operation: a function that the shell and Python call alike.
 
@@ -219,7 +224,7 @@ def operation(
             with bounded(cast("int | str", kwargs.get("max_memory", default.default))):
                 return taking(*args, **kwargs)
 
-        vars(called)["definition"] = Definition(called, examples, codes)
+        vars(called)["definition"] = Definition(called, examples, codes, everyday)
         return called
 
     return define

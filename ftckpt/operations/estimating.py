@@ -42,6 +42,10 @@ class RiskReport:
     examples=(
         ("ftckpt plan risk --gpus 1024 --gpu-mtbf 9%/y --run 30d", "a month on a thousand GPUs"),
         (
+            "ftckpt plan risk --gpus 1024 --gpu-mtbf 2300FIT --run 30d --restart 10m",
+            "with restarts",
+        ),
+        (
             "ftckpt plan risk --gpus 16384 --gpu-mtbf 50000h --run 54d --restart 10m",
             "any form of a failure rate will do",
         ),
@@ -56,7 +60,7 @@ def plan_risk(
     restart: Annotated[str, option("T", "Time from a failure until training goes on: 10m.")] = "0s",
     on: Observer = SILENT,
 ) -> RiskReport:
-    """Compute how likely a run is to fail, and its time without checkpoints.
+    """Compute how likely a run is to fail, and its time unsaved.
 
     Without checkpoints every failure begins the run anew, and the mean time to finish soon has more
     digits than seconds have names; it is computed as a logarithm.
@@ -110,11 +114,11 @@ class ElasticReport:
             "what each way to go on keeps and changes",
         ),
         (
-            "ftckpt plan elastic --from 1024 --to 1016 --batch 4096 --lr 3e-4 --restart 6m",
+            "ftckpt plan elastic --from 8 --to 7 --batch 8 --lr 1e-3 --restart 6m",
             "and whether to wait for spares",
         ),
         (
-            "ftckpt plan elastic --from 48 --to 64 --batch 1920 --lr 1e-3 --restart 6m",
+            "ftckpt plan elastic --from 6 --to 8 --batch 6 --lr 1e-3 --restart 6m",
             "capacity comes back: how long it must stay to be worth a restart",
         ),
     ),
@@ -133,7 +137,7 @@ def plan_elastic(
     restart: Annotated[str, option("T", "Time to stop, reshard and go on: 6m.")] = "",
     on: Observer = SILENT,
 ) -> ElasticReport:
-    """Compute batch, accumulation and learning rate for fewer or more GPUs.
+    """Compute batch and learning rate for fewer or more GPUs.
 
     No way keeps everything. The learning rate follows the batch linearly (SGD) or with its square
     root (Adam and its kin); which holds for a model is for an experiment to say.
@@ -183,8 +187,16 @@ class CompressionReport:
 @operation(
     examples=(
         (
-            "ftckpt plan compress --bytes 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s",
+            "ftckpt plan compress --bytes 1TB --ratio 2 --codec-bw 4GB/s --storage-bw 9GB/s",
             "three ways to save, and the bandwidths that decide",
+        ),
+        (
+            "ftckpt plan compress --bytes 1TB --ratio 2 --codec-bw 4GB/s --storage-bw 2GB/s",
+            "the same to slower storage",
+        ),
+        (
+            "ftckpt plan compress --bytes 1TB --ratio 3 --codec-bw 1GB/s --storage-bw 2GB/s",
+            "with a slower codec that compresses more",
         ),
         (
             "ftckpt plan compress --bytes 5.7TB --ratio 1.5 --codec-bw 200GB/s --storage-bw 80GB/s",
@@ -201,7 +213,7 @@ def plan_compress(
     storage_bw: Annotated[str, option("RATE", "Write rate of the storage: 80GB/s.")],
     on: Observer = SILENT,
 ) -> CompressionReport:
-    """Compute whether compressing a checkpoint makes the save shorter.
+    """Compute whether compressing a checkpoint makes a save shorter.
 
     Compressed first and written then, it wins where storage is slower than codec x (1 - 1/ratio);
     with both at once, where storage is slower than the codec itself.

@@ -75,6 +75,10 @@ class GuardReport:
             "damage is mended from a second tier; the path is in FTCKPT_RESUME",
         ),
         (
+            "ftckpt guard /ckpt/run7 --max-age 30m --on-hang kill -- ./train.sh",
+            "a training that has not saved for 30 minutes is restarted",
+        ),
+        (
             "srun ftckpt guard /ckpt/run7 --notice-signal USR1@300s -- torchrun ... train.py"
             " --resume {}",
             "with #SBATCH --signal=USR1@300: the trainer saves, and the job ends with 75",
@@ -99,6 +103,14 @@ class GuardReport:
         "start",
         ExitCode.REQUEUE: "preempted, or hung with --on-hang exit: start the job again",
     },
+    everyday=(
+        "--tier",
+        "--world",
+        "--max-restarts",
+        "--notice-signal",
+        "--on-hang",
+        "--max-age",
+    ),
 )
 def guard(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
@@ -234,7 +246,7 @@ def guard(
     on: Observer = SILENT,
     **flags: Unpack[ChoiceFlags],
 ) -> GuardReport:
-    """Start a job from its newest good checkpoint, watch it, and restart it.
+    """Start a job from its newest good checkpoint, and restart it.
 
     The newest checkpoint that passes is chosen as `latest --level content --wait` does it; its
     path replaces {} and is in FTCKPT_RESUME. A fresh start (without the words that hold {}) follows

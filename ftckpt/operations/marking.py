@@ -68,6 +68,7 @@ class Tagged(NamedTuple):
             'ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"',
             "gc keeps it until the pin is taken away",
         ),
+        ("ftckpt pin /ckpt/run7 latest --reason baseline", "the newest, whatever its step"),
         ("ftckpt pin s3://run7/ckpt latest --reason release --owner team-x", "for somebody else"),
         ("ftckpt pin /ckpt/run7 120000 --remove", "take your own pin away"),
         ("ftckpt ls /ckpt/run7", "who has pinned what, since when and why"),
@@ -85,7 +86,7 @@ def pin(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[Pinned, ...]:
-    """Keep a checkpoint against all retention rules, until the pin is taken away.
+    """Keep a checkpoint against all rules, until its pin is removed.
 
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
     built on is kept with it. A checkpoint whose pin is taken away need not be there any more.
@@ -152,6 +153,7 @@ def _unpin(
 @operation(
     examples=(
         ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
+        ("ftckpt tag /ckpt/run7 latest baseline", "the newest, whatever its step"),
         ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
         ("ftckpt tag /ckpt/run7 120000 milestone --remove", "gc --keep-tag milestone lets it go"),
     ),

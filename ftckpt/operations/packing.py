@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict, Unpack, cast
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from ftckpt.delta.pack.report import Advice, Method, PackedShare, PackReport
     from ftckpt.findings import Finding
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.pack import PackJob
+    from ftckpt.formats.delta.pack import Check, PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey, Link
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
 _HOW = "How it is packed"
 _ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
@@ -111,6 +112,7 @@ _CODES: Mapping[ExitCode, str] = {
         ),
     ),
     codes=_CODES,
+    everyday=("--level", "--rename", "--limit-rate"),
 )
 def delta_pack(
     *places: Places,
@@ -122,7 +124,7 @@ def delta_pack(
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Write a checkpoint as its difference from another one, or compressed whole.
+    """Write a checkpoint as its difference from another, or compressed.
 
     Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves.
     OUT reads like any checkpoint, as long as its base is there. It is read back and compared with
@@ -198,6 +200,7 @@ def _renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     ),
     codes=dict(_CODES)
     | {ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there"},
+    everyday=("--onto", "--full", "--base"),
 )
 def delta_rebase(
     delta: Delta,
@@ -211,7 +214,7 @@ def delta_rebase(
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Rewrite a delta against another base, or none; every bit stays.
+    """Rewrite a delta against another base, or none.
 
     Without --onto the result depends on the full checkpoint that the chain ends in, so
     that the deltas between are not needed any more. It is packed, proven and shown as by
@@ -288,7 +291,7 @@ def _pack(
     """
     from ftckpt.delta.pack.assemble import PackOptions
     from ftckpt.formats.delta.pack import pack_job
-    from ftckpt.verification import verify
+    from ftckpt.verification import VerifyOptions, verify
 
     storage, on, stores = amounts.rate(storage_bw), session.on, session.stores
     proof, level = not flags.get("no_proof", False), flags.get("level", 2)
@@ -300,8 +303,9 @@ def _pack(
         )
     work = _work(session, target, base, out, flags)
 
-    def check(source: Checkpoint, work: Work) -> VerifyReport:
-        return verify(source, work=replace(work, processes=work.threads))
+    def check(source: Checkpoint, work: Work, seen: SeenBytes | None = None) -> VerifyReport:
+        options = VerifyOptions(seen=seen)
+        return verify(source, options, work=replace(work, processes=work.threads))
 
     def told(source: Checkpoint, found: VerifyReport) -> None:
         if found.code is ExitCode.OK:
@@ -311,16 +315,17 @@ def _pack(
         for one in found.findings:
             on.found(one)
 
-    def job(checked: Callable[[Checkpoint], VerifyReport]) -> PackJob:
+    def job(checked: Check) -> PackJob:
         options = PackOptions(level=level, work=work, proof=proof, restart=restart, renamed=renamed)
         return pack_job(
             target, base, out, options=options, store_options=stores,
             check=checked if proof else None,
         )  # fmt: skip
 
-    def alone(source: Checkpoint) -> VerifyReport:
-        found = check(source, work)
-        told(source, found)
+    def alone(source: Checkpoint, seen: SeenBytes | None) -> VerifyReport:
+        found = check(source, work, seen)
+        if seen is None or seen.ended or found.code is not ExitCode.OK:  # else more comes later
+            told(source, found)
         return found
 
     if session.division.asked:
@@ -415,6 +420,7 @@ def _advised(report: PackReport, storage: float | None) -> PackReport:
         ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
         ExitCode.NOT_FOUND: "DELTA or a base is not there",
     },
+    everyday=("--to", "--base", "--dry-run"),
 )
 def delta_unpack(
     delta: DeltaSource,
@@ -431,7 +437,7 @@ def delta_unpack(
     on: Observer = SILENT,
     **flags: Unpack[WritingFlags],
 ) -> TransferReport:
-    """Write a delta as a full checkpoint, every tensor proven by its digest.
+    """Write a delta as a full checkpoint, every tensor proven.
 
     The files come back as they were, byte for byte. With --to, or with options for another job, the
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
@@ -589,6 +595,7 @@ class DeltaReport:
         ExitCode.NO_RESOURCE: "decoding so long a chain needs more than --max-memory",
         ExitCode.UNSUPPORTED: "the chain is too long, or of another version",
     },
+    everyday=("--base", "--advise", "--storage-rate"),
 )
 def delta_info(
     delta: Delta,
@@ -601,7 +608,7 @@ def delta_info(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> DeltaReport:
-    """Show a delta's content, its chain of bases, and the cost of a restore.
+    """Show a delta's content, its bases, and the cost of a restore.
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes

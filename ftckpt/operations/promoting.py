@@ -93,6 +93,10 @@ class Promotion:
             "verify every byte, then move the root's pointers",
         ),
         (
+            "ftckpt promote /ckpt/run7@latest --pointer last-known-good --dry-run",
+            "show what would be moved",
+        ),
+        (
             'ftckpt promote "$ROOT@latest" --pointer last-known-good && '
             'ftckpt latest "$ROOT" --pointer last-known-good',
             "a pointer of ftckpt's own, which no trainer moves",
@@ -116,6 +120,7 @@ class Promotion:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--pointer", "--level", "--backwards", "--dry-run"),
 )
 def promote(
     checkpoint: Annotated[str, argument("CHECKPOINT", "A checkpoint, ROOT@STEP or ROOT@latest.")],

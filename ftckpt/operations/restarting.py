@@ -134,6 +134,7 @@ class RestartReport:
         ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first "
         "start",
     },
+    everyday=("--world", "--scratch", "--tp", "--pp", "--level", "--reader"),
 )
 def restart(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
@@ -156,7 +157,7 @@ def restart(
     on: Observer = SILENT,
     **flags: Unpack[RestartFlags],
 ) -> RestartReport:
-    """Print a checkpoint that a job of N ranks loads: find, check, reshard if needed.
+    """Print a checkpoint that N ranks load: find, check, reshard.
 
     The newest that passes is chosen as `latest` does it. If N ranks load it as it is, its path is
     printed; DCP and safetensors load at any N. Otherwise it is resharded below --scratch, proven,

@@ -247,6 +247,15 @@ def short_of(plan: RetentionPlan) -> str:
         ExitCode.UNSUPPORTED: "the store cannot keep a second gc away",
         ExitCode.PARTIAL: "some of it could not be dropped, or --free asks for more than may go",
     },
+    everyday=(
+        "--keep-last",
+        "--keep-every",
+        "--keep-daily",
+        "--keep-tag",
+        "--policy",
+        "--free",
+        "--apply",
+    ),
 )
 def gc(
     root: _Root,
@@ -269,7 +278,7 @@ def gc(
     on: Observer = SILENT,
     **flags: Unpack[KeepFlags],
 ) -> RetentionAnswer:
-    """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
+    """Drop the checkpoints that no rule keeps: a plan, then --apply.
 
     Only COMMITTED entries without a known bad verdict count as survivors, and at least one survivor
     has passed a content check, remembered in the root's ledger or made now. The newest, what a kept
@@ -361,7 +370,7 @@ def rm(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> RetentionAnswer:
-    """Drop checkpoints by name: shows a plan, and --apply moves them to the trash.
+    """Drop checkpoints by name: a plan, then --apply.
 
     What is pinned, pointed to, being read, still being written or needed by a delta stays, and the
     run keeps at least two good checkpoints, one of them with a content that was checked: otherwise

@@ -93,7 +93,7 @@ def ls(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[ListedCheckpoint, ...]:
-    """List the checkpoints of a root: step, age, size, class, verified or not, pins.
+    """List the checkpoints of a root: step, age, size, verified, pins.
 
     Told by listings and manifests; no checkpoint is opened, except for a step that its name does
     not show. The newest comes first; several runs below PATH are listed apart. Of one checkpoint,
@@ -267,6 +267,7 @@ class DividedWork:
         ExitCode.NO_RESOURCE: "the metrics or the picture could not be written",
         ExitCode.UNSUPPORTED: "--plot needs matplotlib",
     },
+    everyday=("--expect-interval", "--late", "--tier", "--scrub-every", "--policy", "--plot"),
 )
 def status(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
@@ -297,7 +298,7 @@ def status(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Status:
-    """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
+    """Show a run's checkpoint health: age, cadence, size, alerts.
 
     What is finished is told by names, when by modification times. Of the newest save the headers
     are read and its structure is checked; what is known of the content of any comes from the
@@ -523,7 +524,7 @@ def doctor(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Examination:
-    """Show what this machine and a place can do, and what to do about the rest.
+    """Show what this machine and a place can do, and what is wrong.
 
     Each line was tried or looked up, and says what follows from it. A place is tried with small
     files of our own, which are removed again; those of a killed run go with the next one. A note is

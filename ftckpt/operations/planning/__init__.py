@@ -271,6 +271,17 @@ _FAILING, _COSTS, _BOUNDS = FailureOptions(), CostOptions(), BoundOptions()
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a picture without matplotlib",
     },
+    everyday=(
+        "--gpus",
+        "--gpu-mtbf",
+        "--mtbf",
+        "--save",
+        "--params",
+        "--storage-bw",
+        "--restart",
+        "--from-log",
+        "--from",
+    ),
 )
 def plan(
     failing: FailureOptions = _FAILING,
@@ -309,7 +320,7 @@ def plan(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> PlanReport:
-    """Compute how often to save, what it costs, and what to improve first.
+    """Compute how often to save, what it costs, and what to improve.
 
     The answer is exact for exponential failures: expected goodput, not a sum of first-order losses.
     Every quantity needs its unit: s, m, h, d; GB, GiB, TB; GB/s, Gb/s. Error bars of failures that
@@ -450,7 +461,7 @@ class SweepReport:
 @operation(
     examples=(
         (
-            "ftckpt plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s --restart 8m",
+            "ftckpt plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s",
             "interval and goodput against the size of the cluster",
         ),
         (
@@ -470,6 +481,7 @@ class SweepReport:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a picture without matplotlib",
     },
+    everyday=("--over", "--gpu-mtbf", "--mtbf", "--save", "--restart", "--points", "--plot"),
 )
 def plan_sweep(
     failing: FailureOptions = _FAILING,

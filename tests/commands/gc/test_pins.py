@@ -53,7 +53,10 @@ def test_a_command_in_a_hint_can_be_pasted(here: Path) -> None:
     (here / "run").rename(here / "run 7")
     done = ftckpt("pin", "run 7", "5", "--reason", "paper", cwd=here)
     assert done.returncode == 9
-    assert "hint: ftckpt inspect 'run 7' lists them" in done.stderr
+    assert "hint: the nearest by number: 2\n" in done.stderr
+    done = ftckpt("pin", "run 7", "best", "--reason", "paper", cwd=here)
+    assert done.returncode == 9
+    assert "hint: ftckpt ls 'run 7' lists them" in done.stderr
 
 
 def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
