@@ -794,7 +794,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from restart' -s h -d 'Show what i
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l help -d 'Show everything.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -k -a '(__ftckpt_place)'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l tier -x -a '(__ftckpt_ask)' -d 'Another place of the run: damage is mended from there.'
+complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l tier -x -a '(__ftckpt_ask)' -d 'Another place of the run, to mend damage from.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l level -x -a 'structure\t content\t values\t' -d 'How deep each checkpoint is checked.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l timeout -r -d 'Wait for a save in flight, or for a store.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l allow-missing-tier -d 'Choose although a tier cannot be read.'
@@ -811,7 +811,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l max-restarts -r -d 
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l signal-group -d 'Pass signals on to the whole process group.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l zero-is-done -d '0 after a notice is the end of the training, not 75.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l retry-suspected -d 'Forget which checkpoints failed twice before.'
-complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l notice-signal -r -d 'A signal that announces a preemption, T before it: USR1@300s. Repeatable.'
+complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l notice-signal -r -d 'A signal T before a preemption: USR1@300s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l notice -r -d 'Ask aws, gcp or azure, or a COMMAND that ends with 0 if there is a notice. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l every -r -d 'How often new saves are looked for.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l limit-rate -r -d 'Read no faster: 200MiB/s.'

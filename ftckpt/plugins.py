@@ -69,7 +69,7 @@ def plugins(group: str) -> Mapping[str, Plugin]:
 def load(group: str, name: str) -> Any:
     """Return what an entry point names.
 
-    What its package prints as it is imported (many greet) is no part of an answer: it goes to
+    What its package prints as it is imported (many greet) is not part of an answer: it goes to
     stderr.
 
     Raises:

@@ -119,7 +119,7 @@ def guard(
     ],
     *,
     tier: Annotated[
-        Sequence[str], option("URL", "Another place of the run: damage is mended from there.")
+        Sequence[str], option("URL", "Another place of the run, to mend damage from.")
     ] = (),
     level: Annotated[
         CheckLevel | str, option("", "How deep each checkpoint is checked.")
@@ -196,7 +196,7 @@ def guard(
         Sequence[str],
         option(
             "NAME[@T]",
-            "A signal that announces a preemption, T before it: USR1@300s. Repeatable.",
+            "A signal T before a preemption: USR1@300s.",
             under=_NOTICES,
         ),
     ] = (),
