@@ -69,8 +69,8 @@ def plugins(group: str) -> Mapping[str, Plugin]:
 def load(group: str, name: str) -> Any:
     """Return what an entry point names.
 
-    What its package prints as it is imported (many greet) goes to stderr, so that it stands in
-    no answer.
+    What its package prints as it is imported (many greet) is not part of an answer: it goes to
+    stderr.
 
     Raises:
         UnsupportedError: it cannot be imported.

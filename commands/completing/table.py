@@ -47,7 +47,7 @@ SWITCHES = frozenset(
         "--fail-fast", "--files", "--finish", "--finish-last", "--force",
         "--from-master", "-h", "--help", "--include-bases", "--no-check",
         "--integrity", "--json",
-        "--layout-state", "--no-lock", "--no-proof",
+        "--layout-state", "--no-lock", "--no-proof", "--objects",
         "--purge-now", "-q", "--quiet", "--reader", "--remember", "--remove",
         "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",

@@ -66,7 +66,7 @@ _Second = Annotated["Checkpoint | str", argument("B", "The second; of any format
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a format, or a type of tensor, that cannot be compared",
     },
-    everyday=("--component", "--tensor", "--stat", "--top", "--rtol", "--atol"),
+    everyday=("--component", "--tensor", "--top", "--rtol", "--atol"),
 )
 def diff(
     a: _First,

@@ -200,7 +200,7 @@ def _renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     ),
     codes=dict(_CODES)
     | {ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there"},
-    everyday=("--onto", "--full", "--base"),
+    everyday=("--onto", "--base"),
 )
 def delta_rebase(
     delta: Delta,
@@ -595,7 +595,7 @@ class DeltaReport:
         ExitCode.NO_RESOURCE: "decoding so long a chain needs more than --max-memory",
         ExitCode.UNSUPPORTED: "the chain is too long, or of another version",
     },
-    everyday=("--base", "--advise", "--storage-rate"),
+    everyday=("--base", "--advise", "--storage-bw"),
 )
 def delta_info(
     delta: Delta,

@@ -358,7 +358,7 @@ class DividedWork:
         ExitCode.NO_RESOURCE: "the metrics or the picture could not be written",
         ExitCode.UNSUPPORTED: "--plot needs matplotlib",
     },
-    everyday=("--expect-interval", "--late", "--tier", "--scrub-every", "--policy", "--plot"),
+    everyday=("--expect-interval", "--tier", "--scrub-every", "--policy", "--plot"),
 )
 def status(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
