@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from ftckpt.commands.cli import verbs
+from ftckpt.commands.cli.derive import SET
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.terminal import write
 from ftckpt.commands.completing import table
@@ -119,8 +120,12 @@ def _words(loaded: Any, verb: str) -> VerbWords:
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     argued = False
+    assumed = tuple(
+        f"{name.removeprefix(SET).strip()}=" for param in loaded.params for name in param.opts
+        if name.startswith(f"{SET} ")
+    )  # fmt: skip
     for param in loaded.params:
-        if getattr(param, "hidden", False):
+        if getattr(param, "hidden", False) or any(" " in name for name in param.opts):
             continue
         values = param.words
         if param.param_type_name == "argument":
@@ -134,6 +139,8 @@ def _words(loaded: Any, verb: str) -> VerbWords:
                 values = _families()
             kind = table.option_kind(verb, long) if takes and not values else ""
             flags.append(Flag(names, param.help or "", takes, values, kind))
+    if assumed:
+        flags.append(Flag((SET,), "Set what few people know.", True, assumed))
     flags += _HELPS
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs.names()))

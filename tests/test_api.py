@@ -283,7 +283,7 @@ ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
-                 "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
+                 "sort", "resume", "format", "verbose", "max_memory", "storage_bw"}  # fmt: skip
 ROWS_SHOWN = {"incidents": {"all"}}  # a report has all of them
 # What divides a command line among the processes of many machines is about processes too.
 OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}

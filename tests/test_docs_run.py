@@ -49,9 +49,9 @@ NEEDS = {
     "convert": "SRC DST", "copy": "SRC DST", "delta pack": "A B OUT", "diff": "A B",
     "gc": "ROOT", "guard": "ROOT -- true", "incidents": "job.log", "inspect": "CKPT",
     "latest": "ROOT", "plan": "--mtbf 3h --save 60s",
-    "plan elastic": "--from-gpus 8 --to-gpus 6 --batch 64 --lr 3e-4", "promote": "CKPT",
+    "plan elastic": "--from 8 --to 6 --batch 64 --lr 3e-4", "promote": "CKPT",
     "repair": "BAD --from CKPT", "replay run": "-- python train.py", "reshard": "SRC DST",
-    "restart": "ROOT --world 1 --scratch tmp", "seal": "CKPT", "status": "ROOT",
+    "restart": "ROOT --world 1 --scratch tmp", "scrub": "ROOT", "seal": "CKPT", "status": "ROOT",
     "sync": "ROOT DST", "verify": "CKPT",
 }  # fmt: skip
 

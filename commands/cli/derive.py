@@ -6,7 +6,7 @@ click parses. Every value is what the annotation says: text, a number, a word of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from enum import StrEnum
 from inspect import Parameter, cleandoc, signature
@@ -81,6 +81,10 @@ _SHOWN = 40
 # Names of the options that every verb has, and every verb that opens a place.
 COMMON = set(_common.__annotations__) - {"return"}
 STORAGE = set(_storage.__annotations__) - {"return"}
+
+
+# What `Opt.assumed` is typed with.
+SET = "--set"
 
 
 def before_the_verb() -> list[click.Option]:
@@ -173,6 +177,8 @@ class VerbOption(click.Option):
         more += [self.type.range] if isinstance(self.type, Number) and self.type.range else []
         more += ["required"] if self.required else []
         value = "" if self.is_flag else f" {self.metavar or words}"
+        if names.startswith(f"{SET} "):
+            value = f"={value.strip()}"
         return names + value, f"{self.help}  [{'; '.join(more)}]" if more else str(self.help)
 
     def short_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -241,6 +247,8 @@ def parameter(one: Taken, *, variable: bool = False) -> click.Parameter:
             nargs=-1 if several else 1, **settings,
         )  # fmt: skip
     named = list(opt.names) or [f"--{one.name.rstrip('_').replace('_', '-')}"]
+    if opt.assumed:  # one option of click's, whose name no single word of a shell is (`_joined`)
+        named = [f"{SET} {named[0].removeprefix('--')}"]
     if kind is bool:
         settings |= {"is_flag": True, "type": OnOff(), "metavar": None}
     return VerbOption(
@@ -272,6 +280,16 @@ def _plain(kind: Any) -> Any:
         enums = [one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)]
         return enums[0] if enums else str
     return kinds[0] if kinds[0] is kind else _plain(kinds[0])
+
+
+def _joined(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, `--set NAME=VALUE` as one."""
+    rest = iter(words)
+    for word in rest:
+        if word == SET:
+            yield f"{SET} {next(rest, '')}".rstrip()
+        else:
+            yield f"{SET} {word[len(SET) + 1 :]}" if word.startswith(f"{SET}=") else word
 
 
 class OptionGroup(NamedTuple):
@@ -355,7 +373,7 @@ class Verb(click.Command):
         settled = ctx.resilient_parsing or ctx.default_map is not None
         if not settled and self.opens_places and not {*HELP} & {*args[:end]}:
             ctx.default_map = dict(self._settled(str(self.name)))
-        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
+        given = [f"{word}={bare[word]}" if word in bare else word for word in _joined(args[:end])]
         return super().parse_args(ctx, [*given, *args[end:]])
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

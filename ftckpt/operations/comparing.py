@@ -31,7 +31,7 @@ _Second = Annotated["Checkpoint | str", argument("B", "The second; of any format
     examples=(
         ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
         (
-            "ftckpt diff run/step-1000 run-64/step-1000 --stat",
+            "ftckpt diff run/step-1000 run-64/step-1000 --top 0",
             "the same? 0: yes",
         ),
         (
@@ -66,7 +66,7 @@ _Second = Annotated["Checkpoint | str", argument("B", "The second; of any format
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a format, or a type of tensor, that cannot be compared",
     },
-    everyday=("--component", "--tensor", "--stat", "--top", "--rtol", "--atol"),
+    everyday=("--component", "--tensor", "--top", "--rtol", "--atol"),
 )
 def diff(
     a: _First,

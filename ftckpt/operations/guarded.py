@@ -21,8 +21,8 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.findings import CheckLevel
+from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
-from ftckpt.guard.keeper import Alarm
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard

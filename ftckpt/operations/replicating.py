@@ -39,7 +39,7 @@ Blocks = Annotated[
     int,
     option(
         "N", "Blocks in flight; 0: one a processor, 8 to or from an object store.",
-        "--jobs", "-j", "--concurrency", min=0, under=_HOW,
+        "--jobs", "-j", min=0, under=_HOW,
     ),
 ]  # fmt: skip
 Rate = Annotated[

@@ -401,7 +401,7 @@ def rm(
     only = tuple(dict.fromkeys(chosen))
     limits = _limits({"min_survivors": min_survivors, "no_check": no_check})
     policy = Policy(only=only, delete_corrupt=True, max_delete=DeleteLimit(len(only)), **limits)
-    # So many are opened to see whether they are good; all others stay unopened.
+    # As many are opened to see whether they are good as the floor needs; all others stay closed.
     policy = replace(policy, keep_last=policy.min_survivors + len(only))
     place = root_at(root, stores)
     planned = _plan(place, policy, check, None, stores, on)

@@ -16,7 +16,7 @@ from ftckpt.progress import Counter
 from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions
 
-from .definition import argument, operation, option, switch
+from .definition import argument, assumption, operation, option, switch
 from .opening import STORES
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class DividedWork:
         ExitCode.NO_RESOURCE: "the metrics or the picture could not be written",
         ExitCode.UNSUPPORTED: "--plot needs matplotlib",
     },
-    everyday=("--expect-interval", "--late", "--tier", "--scrub-every", "--policy", "--plot"),
+    everyday=("--expect-interval", "--tier", "--scrub-every", "--policy", "--plot"),
 )
 def status(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
@@ -282,8 +282,10 @@ def status(
     expect_interval: Annotated[
         Duration, option("T", "How often a save is due: 22m; else as measured.")
     ] = "",
-    late: Annotated[float, option("N", "Alert above N intervals without a save.", min=1)] = 2.0,
-    slower: Annotated[float, option("N", "Alert when saves take N times as long.", min=1)] = 1.5,
+    late: Annotated[float, assumption("N", "Alert above N intervals without a save.", min=1)] = 2.0,
+    slower: Annotated[
+        float, assumption("N", "Alert when saves take N times as long.", min=1)
+    ] = 1.5,
     tier: Annotated[str, option("ROOT", "The second tier: counts the saves that it lacks.")] = "",
     policy: Annotated[str, option("FILE.toml", "Show what a retention policy keeps.")] = "",
     scrub_every: Annotated[

@@ -137,7 +137,7 @@ _NO_RULE = BrokenFloor(
     "--keep-last 3 --keep-every 1000",
 )
 # What protects from rules, and not from a person who names the entry: its place in an order, its
-# name, its damage. Whoever else needs it still holds it, and floors say how many must be left.
+# name, its damage. What else needs it still holds it, and floors say how many must be left.
 _AGAINST_RULES = frozenset(
     {"newest", "newest-verified", "not-of-the-series", "put-aside", "named", "half", "start"}
     | {"step-jump", "future", "no-step", "no-time"}

@@ -98,7 +98,7 @@ def test_refusals(here: Path, words: list[str], code: int, said: str) -> None:
 def test_advice_for_a_given_storage(here: Path) -> None:
     document: dict[str, Any] = ftckpt_json(
         "delta", "pack", str(here / ONE), str(here / TWO), str(here / "out"),
-        "--storage-rate", "100KB/s",
+        "--storage-bw", "100KB/s",
     )  # fmt: skip
     validate(document)
     assert document["advice"]["pays"] is (document["ratio"] > 1)
