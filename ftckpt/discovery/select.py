@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -306,7 +306,13 @@ def _try(
         wanted = rules.lacking(checkpoint)
         if wanted:
             return ExitCode.UNVERIFIED, f"{source.url} {wanted}", "", True
-        return *check(checkpoint, root), "", False
+        code, message = check(checkpoint, root)
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        moments = kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ}
+        if code is ExitCode.OK and moments and not kinds & {Kind.PARAM, Kind.MASTER}:
+            alone = f"{source.url} holds an optimizer's state and no weights"
+            return ExitCode.UNVERIFIED, alone, "", True
+        return code, message, "", False
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False

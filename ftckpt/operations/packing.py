@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict, Unpack, cast
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from ftckpt.delta.pack.report import Advice, Method, PackedShare, PackReport
     from ftckpt.findings import Finding
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.pack import PackJob
+    from ftckpt.formats.delta.pack import Check, PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey, Link
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
 _HOW = "How it is packed"
 _ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
@@ -290,7 +291,7 @@ def _pack(
     """
     from ftckpt.delta.pack.assemble import PackOptions
     from ftckpt.formats.delta.pack import pack_job
-    from ftckpt.verification import verify
+    from ftckpt.verification import VerifyOptions, verify
 
     storage, on, stores = amounts.rate(storage_bw), session.on, session.stores
     proof, level = not flags.get("no_proof", False), flags.get("level", 2)
@@ -302,8 +303,9 @@ def _pack(
         )
     work = _work(session, target, base, out, flags)
 
-    def check(source: Checkpoint, work: Work) -> VerifyReport:
-        return verify(source, work=replace(work, processes=work.threads))
+    def check(source: Checkpoint, work: Work, seen: SeenBytes | None = None) -> VerifyReport:
+        options = VerifyOptions(seen=seen)
+        return verify(source, options, work=replace(work, processes=work.threads))
 
     def told(source: Checkpoint, found: VerifyReport) -> None:
         if found.code is ExitCode.OK:
@@ -313,16 +315,17 @@ def _pack(
         for one in found.findings:
             on.found(one)
 
-    def job(checked: Callable[[Checkpoint], VerifyReport]) -> PackJob:
+    def job(checked: Check) -> PackJob:
         options = PackOptions(level=level, work=work, proof=proof, restart=restart, renamed=renamed)
         return pack_job(
             target, base, out, options=options, store_options=stores,
             check=checked if proof else None,
         )  # fmt: skip
 
-    def alone(source: Checkpoint) -> VerifyReport:
-        found = check(source, work)
-        told(source, found)
+    def alone(source: Checkpoint, seen: SeenBytes | None) -> VerifyReport:
+        found = check(source, work, seen)
+        if seen is None or seen.ended or found.code is not ExitCode.OK:  # else more comes later
+            told(source, found)
         return found
 
     if session.division.asked:

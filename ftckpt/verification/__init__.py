@@ -336,19 +336,22 @@ def _check_by_evidence(
             checkpoint, options.against, emit=collector.add, work=work, sample=options.sample
         )
 
+    seen = options.seen is not None and checkpoint.decoding.proves_reads
+
     def itself() -> ContentResult:
         from .selfchecks import check_itself
 
         return check_itself(
             checkpoint,
-            sealed=manifest is not None,
+            sealed=manifest is not None and not seen,
             emit=collector.add,
             work=work,
             sample=options.sample,
             decode=options.decode,
+            seen=seen,
         )
 
-    if manifest is not None:
+    if manifest is not None and not seen:
         from .blocks import check_manifest
 
         collector.evidence = "manifest"

@@ -197,14 +197,14 @@ class PlaceCheck:
         return self._failed(error, (), url, None, time.monotonic())
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
-        from ftckpt.discovery.candidates import choose_child
+        from ftckpt.discovery.candidates import newest_child
         from ftckpt.discovery.roots import has_gone
 
         pointed = self._pointed(root)
         if everything:
             chosen = self._counted(root)
         else:
-            chosen = [choose_child(root, "", self.watcher.warn)]
+            chosen = [newest_child(root, self.watcher.warn, over_finished=False)]
         reports = []
         for child in chosen:
             report = self._begun(root, child)
@@ -398,7 +398,8 @@ def _verdict(
         more = f", {warned} of them with warnings" if warned else ""
         message, hint = f"{len(reports)} checkpoints passed{more}", ""
     else:
-        message, hint = _of_several(reports), ""
+        hints = {one.hint for one in bad}
+        message, hint = _of_several(reports), hints.pop() if len(hints) == 1 else ""
     return code, message, hint
 
 
