@@ -108,11 +108,11 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 LINES = """
 incidents job.log --nodes 4
 incidents job.log --prometheus metrics.json --run run7
-incidents job.log words.log --together 0s
+incidents job.log words.log --set together=0s
 incidents words.log
 incidents nowhere
 incidents cut.log.gz job.log
-incidents job.log --together 15
+incidents job.log --set together=15
 incidents job.log --timezone Nowhere/Land
 inspect STEP
 inspect STEP --tensors --files --sort bytes
@@ -212,7 +212,7 @@ guard ZERO --world 4 --timeout 0s -- true
 guard BAD -- true
 guard tier -- true
 guard nowhere -- true
-guard ROOT --save-signal NOPE -- true
+guard ROOT --set save-signal=NOPE -- true
 guard ROOT --notice-signal MARS -- true
 guard ROOT --alert-url here -- true
 guard ROOT --limit-rate 5 -- true

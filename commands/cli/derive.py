@@ -176,9 +176,8 @@ class VerbOption(click.Option):
         more = [f"default: {self.default}"] if self.show_default else []
         more += [self.type.range] if isinstance(self.type, Number) and self.type.range else []
         more += ["required"] if self.required else []
-        value = "" if self.is_flag else f" {self.metavar or words}"
-        if names.startswith(f"{SET} "):
-            value = f"={value.strip()}"
+        joint = "=" if names.startswith(f"{SET} ") else " "
+        value = "" if self.is_flag else f"{joint}{self.metavar or words}"
         return names + value, f"{self.help}  [{'; '.join(more)}]" if more else str(self.help)
 
     def short_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -287,7 +286,10 @@ def _joined(words: Sequence[str]) -> Iterator[str]:
     rest = iter(words)
     for word in rest:
         if word == SET:
-            yield f"{SET} {next(rest, '')}".rstrip()
+            given = next(rest, "")
+            if not given:
+                raise UsageError(f"{SET} needs a NAME=VALUE", hint="--help lists the names")
+            yield f"{SET} {given}"
         else:
             yield f"{SET} {word[len(SET) + 1 :]}" if word.startswith(f"{SET}=") else word
 

@@ -260,10 +260,6 @@ def misplaced(word: str) -> UsageError:
     )
 
 
-# What few people know is typed as `--set NAME=VALUE`; click has an option for each NAME.
-SET = "--set"
-
-
 def refused(error: click.UsageError, verb: Verb, words: Sequence[str]) -> UsageError:
     """Return the error for a command line that click cannot parse.
 
@@ -297,6 +293,8 @@ def refused(error: click.UsageError, verb: Verb, words: Sequence[str]) -> UsageE
 
 
 def _no_option(name: str, verb: Verb, see: str) -> UsageError:
+    from .derive import SET
+
     what = f"{verb.name} has no option {_said(name)}"
     known = [one for param in verb.params for one in param.opts if one.startswith("-")] + [*HELP]
     assumed = [one.partition(" ")[2] for one in known if one.startswith(f"{SET} ")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.observer import SILENT, Observer
 
-from .definition import operation, option
+from .definition import assumption, operation, option
 
 if TYPE_CHECKING:
     from ftckpt.planning.models.arithmetic import ElasticOption
@@ -133,7 +133,7 @@ def plan_elastic(
     to: Annotated[int | str, option("N", "Data-parallel GPUs from now on.")],
     batch: Annotated[int | str, option("N", "Global batch so far, in samples.")],
     lr: Annotated[float | str, option("X", "Learning rate so far: 1e-3.")],
-    accumulation: Annotated[int, option("N", "Passes that make one step, so far.", min=1)] = 1,
+    accumulation: Annotated[int, assumption("N", "Passes that make one step, so far.", min=1)] = 1,
     restart: Annotated[str, option("T", "Time to stop, reshard and go on: 6m.")] = "",
     on: Observer = SILENT,
 ) -> ElasticReport:

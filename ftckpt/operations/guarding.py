@@ -158,7 +158,7 @@ def guard(
         float | None, option("X", "Learning rate so far, for advice.", under=_WORLD)
     ] = None,
     accumulation: Annotated[
-        int, option("N", "Passes that make one step, so far.", min=1, under=_WORLD)
+        int, assumption("N", "Passes that make one step, so far.", min=1, under=_WORLD)
     ] = 1,
     max_restarts: Annotated[
         int, option("N", "Restart a command that fails at most N times.", min=0, under=_AGAIN)
@@ -189,7 +189,7 @@ def guard(
         switch("--retry-suspected", "Forget which checkpoints failed twice before.", under=_AGAIN),
     ] = False,
     save_signal: Annotated[
-        str, option("NAME", "What asks the trainer to save.", under=_NOTICES)
+        str, assumption("NAME", "What asks the trainer to save.", under=_NOTICES)
     ] = "USR1",
     notice_signal: Annotated[
         Sequence[str],
@@ -239,7 +239,7 @@ def guard(
         str, option("FILE", "Write metrics for node_exporter.", under=_WATCH)
     ] = "",
     iteration_file: Annotated[
-        str, option("FILE", "Step of the newest save, for ft_launcher.", under=_WATCH)
+        str, assumption("FILE", "Step of the newest save, for ft_launcher.", under=_WATCH)
     ] = "",
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
@@ -272,7 +272,7 @@ def guard(
     from .guarded import GuardChoice, guarded
 
     on.report(target=root, path=None, step=None, restarts=0, command=words, decisions=[])
-    for flag, file in (("--prometheus", prometheus), ("--iteration-file", iteration_file)):
+    for flag, file in (("--prometheus", prometheus), ("--set iteration-file", iteration_file)):
         if file:
             check_file(flag, file)
     AlertHook(url=alert_url).require()
@@ -300,7 +300,7 @@ def guard(
         every=amounts.seconds(every, "--every"),
         settled=amounts.seconds(settled, "--set settled"),
         max_age=None if max_age == "" else amounts.seconds(max_age, "--max-age"),
-        save_signal=_signal_number(save_signal, "--save-signal"),
+        save_signal=_signal_number(save_signal, "--set save-signal"),
         notice_signals=[
             _signal_number(one.partition("@")[0], "--notice-signal") for one in notice_signal
         ],

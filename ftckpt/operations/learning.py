@@ -11,7 +11,7 @@ from ftckpt.errors import ExitCode, UsageError
 from ftckpt.observer import SILENT, Observer
 from ftckpt.storage.local.writable import check_file
 
-from .definition import argument, operation, option
+from .definition import argument, assumption, operation, option
 
 if TYPE_CHECKING:
     from ftckpt.joblogs import IncidentReport
@@ -58,7 +58,7 @@ def incidents(
         str, option("ZONE", "Zone of times without one: Europe/Berlin, +02:00.")
     ] = "UTC",
     together: Annotated[
-        amounts.Duration, option("T", "Lines no further apart may be of one failure.")
+        amounts.Duration, assumption("T", "Lines no further apart may be of one failure.")
     ] = "15m",
     nodes: Annotated[int, option("N", "Nodes of the job; 0: those that the logs name.", min=0)] = 0,
     run: Annotated[str, option("NAME", "What to call the run; else the first log.")] = "",
@@ -88,9 +88,9 @@ def incidents(
         check_file("--prometheus", prometheus)
     name = run or logs[0]
     on.report(target=name)
-    apart = amounts.seconds(together, "--together")
+    apart = amounts.seconds(together, "--set together")
     if not apart > 0:
-        raise UsageError(f"--together {together}: this must be above zero")
+        raise UsageError(f"--set together={together}: this must be above zero")
     read = read_logs(
         list(logs), together=apart, zone=zone_of(timezone), job=job, counter=on.counter
     )

@@ -17,7 +17,7 @@ from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import UNSAID
 from ftckpt.storage import StoreOptions
 
-from .definition import argument, operation, option, switch
+from .definition import argument, assumption, operation, option, switch
 from .opening import STORES, Memory, Opened, opened
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def replay_run(
     baseline: Annotated[
         str | Sequence[str], option("COMMAND", "With --checkpoint: the uninterrupted training.")
     ] = "",
-    baseline_at: Annotated[int, option("N", "Steps that --baseline begins with.", min=0)] = 0,
+    baseline_at: Annotated[int, assumption("N", "Steps that --baseline begins with.", min=0)] = 0,
     reference: Annotated[str, option("LOG", "Instead of --baseline: the log of such a run.")] = "",
     every: Annotated[int, option("N", "Read whole tensors every N steps.", min=1)] = 1,
     timeout: Annotated[amounts.Duration, option("T", "Time limit of each run.")] = "1h",

@@ -156,7 +156,7 @@ class Run:
         bad = {Path(c["target"]).name for c in found["checkpoints"] if c["findings"]}
         seen = {n for n in self.damaged if (self.root / n).exists()} & (bad | self.known)
         self.known = seen
-        self.told("verify", {"corrupt": seen} if seen else {})
+        self.told("scrub", {"corrupt": seen} if seen else {})
         with self.disk(full=full):
             done = self.gc()
         failed = {one["name"] for one in done["thinned"]["failed"]}
@@ -291,7 +291,7 @@ def test_days_of_training_beside_cron(
     run.night()
     run.check_weights()
     assert run.came >= {
-        ("verify", "raised", "corrupt"), ("status", "raised", "corrupt"),
+        ("scrub", "raised", "corrupt"), ("status", "raised", "corrupt"),
         ("status", "raised", "stale"), ("status", "cleared", "stale"),
         ("sync", "raised", "not-found"), ("sync", "cleared", "not-found"),
         ("gc", "raised", "not-thinned"),

@@ -127,8 +127,8 @@ def test_what_is_cut_is_told_after_the_answer(logs: list[Path], tmp_path: Path) 
     [
         ("", 2, "LOG"),
         ("more.jsonl --timezone Nowhere", 2, "no such zone"),
-        ("more.jsonl --together 0s", 2, "above zero"),
-        ("more.jsonl --together soon", 2, "not a duration"),
+        ("more.jsonl --set together=0s", 2, "above zero"),
+        ("more.jsonl --set together=soon", 2, "not a duration"),
         ("more.jsonl --html s3://b/x.html", 2, "on this machine"),
         ("sacct.txt --job other", 2, "no such job"),
         (".", 8, "is a directory"),
