@@ -141,7 +141,6 @@ def _words(loaded: Any, verb: str) -> VerbWords:
             flags.append(Flag(names, param.help or "", takes, values, kind))
     if assumed:
         flags.append(Flag((SET,), "Set what few people know.", True, assumed))
-
     flags += _HELPS
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs.names()))

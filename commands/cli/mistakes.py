@@ -293,8 +293,20 @@ def refused(error: click.UsageError, verb: Verb, words: Sequence[str]) -> UsageE
 
 
 def _no_option(name: str, verb: Verb, see: str) -> UsageError:
+    from .derive import SET
+
     what = f"{verb.name} has no option {_said(name)}"
     known = [one for param in verb.params for one in param.opts if one.startswith("-")] + [*HELP]
+    assumed = [one.partition(" ")[2] for one in known if one.startswith(f"{SET} ")]
+    if assumed and name.partition(" ")[0] == SET:
+        asked = name.partition(" ")[2]
+        near = _closest(asked, assumed, 1)
+        meant_one = f"; did you mean {near[0]}?" if near else ""
+        unknown = f", and it has no {_said(asked)}{meant_one}" if asked else ""
+        return UsageError(
+            f"{SET} takes NAME=VALUE{unknown}", hint=f"names are {_listed(assumed, 'and')}"
+        )
+    known = [one for one in known if not one.startswith(f"{SET} ")]
     meant = [one for one in _OPTIONS.get(name, ()) if one in known][:1]
     if (
         not meant

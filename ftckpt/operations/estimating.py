@@ -114,11 +114,11 @@ class ElasticReport:
             "what each way to go on keeps and changes",
         ),
         (
-            "ftckpt plan elastic --from 8 --to 7 --batch 8 --lr 1e-3 --restart 6m",
+            "ftckpt plan elastic --from 1024 --to 1016 --batch 4096 --lr 3e-4 --restart 6m",
             "and whether to wait for spares",
         ),
         (
-            "ftckpt plan elastic --from 6 --to 8 --batch 6 --lr 1e-3 --restart 6m",
+            "ftckpt plan elastic --from 48 --to 64 --batch 1920 --lr 1e-3 --restart 6m",
             "capacity comes back: how long it must stay to be worth a restart",
         ),
     ),

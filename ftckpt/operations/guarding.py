@@ -107,7 +107,6 @@ class GuardReport:
         "--tier",
         "--world",
         "--max-restarts",
-        "--notice-signal",
         "--on-hang",
         "--max-age",
     ),

@@ -89,7 +89,7 @@ def test_its_verb_is_one_as_any_other(place: Path, tmp_path: Path) -> None:
     assert json.loads(few.stdout)["bytes"] == {}
     assert ftckpt(place, "dtypes", tmp_path / "nowhere").returncode == 9
     wrong = ftckpt(place, "dtypes", step, "--most", "1")
-    assert (wrong.returncode, "No such option" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "dtypes has no option --most" in wrong.stderr) == (2, True)
     unknown = ftckpt(place, "inspect", step, FTCKPT_DTYPES_MOST="1")
     assert (unknown.returncode, "sets no option" in unknown.stderr) == (2, True)
 
@@ -97,7 +97,7 @@ def test_its_verb_is_one_as_any_other(place: Path, tmp_path: Path) -> None:
 def test_its_verb_is_in_help_completion_and_pages(place: Path, tmp_path: Path) -> None:
     summary = "Show how many bytes each type takes"
     for words in (["--help"], ["help"]):
-        assert f"dtypes          {summary}" in ftckpt(place, *words).stdout
+        assert f"\nOf other packages\n  dtypes       {summary}\n" in ftckpt(place, *words).stdout
     shown = ftckpt(place, "dtypes", "--help").stdout
     assert ftckpt(place, "help", "dtypes").stdout.strip() == shown.strip()
     for said in (summary, "--least BYTES", "--endpoint URL", "ftckpt dtypes run/step-1000"):
@@ -118,7 +118,7 @@ def test_its_verb_is_in_help_completion_and_pages(place: Path, tmp_path: Path) -
     )  # fmt: skip
     assert done.stdout.startswith(f"# dtypes\n\n{summary}.")
     near = ftckpt(place, "dtype", "x")
-    assert "did you mean dtypes?" in near.stderr
+    assert "did you mean ftckpt dtypes?" in near.stderr
 
 
 def test_every_verb_reads_its_format(place: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_verb_that_fails_is_its_packages_mistake(place: Path, tmp_path: Path) 
 def test_two_packages_with_one_name_are_named(place: Path, tmp_path: Path) -> None:
     install(place, POINTS, "theirs")
     done = ftckpt(place, "dtypes", tmp_path)
-    assert (done.returncode, "unknown verb" in done.stderr) == (2, True)
+    assert (done.returncode, "has no verb" in done.stderr) == (2, True)
     said = "the verb 'dtypes' is added by ours 1.0 and theirs 1.0: neither is used"
     assert f"warning: {said}" in done.stderr.splitlines()
 
