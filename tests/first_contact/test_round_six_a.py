@@ -74,7 +74,7 @@ def speech(tmp_path: Path) -> Path:
 
 def test_the_last_save_has_its_place_by_the_count_of_its_siblings(speech: Path) -> None:
     assert newest(speech) == (0, "model_last.pt")
-    assert newest(speech, "--verify", "content") == (0, "model_last.pt")
+    assert newest(speech, "--level", "content") == (0, "model_last.pt")
     assert ftckpt_json("status", str(speech))["runs"][0]["newest"]["name"] == "model_last.pt"
 
 
