@@ -95,17 +95,41 @@ MASTERS = StateRow(
 )
 # What nothing but tensors can hold.
 HELD_BY_TENSORS = frozenset({WEIGHTS.key, MOMENTS.key, MASTERS.key})
+# A count below an average's name or beside a generator's state is that object's own: EMA updates,
+# or accelerate's calls in one process (`random_states_0.step`, which is 0 after many a trainer).
+_COUNTS_ITSELF = (
+    r"(?:ema|averag\w*|(?:rng|random)_states?(?:_\d+)?)(?:\.pkl)?[./:]"
+    r"(?:steps?|num_updates)"
+)
+_STEP = re.compile(
+    rf"^(?!.*(?:^|[./:]){_COUNTS_ITSELF}$).*?"
+    + _names(
+        r"global_steps?",
+        r"(?:train|training)_state[./:](?:global_)?step",
+        r"iteration",
+        r"trainer_state(?:\.json)?[./:]global_step",
+        r"step",
+        r"steps",
+        r"num_steps",
+        r"curr_step",
+        r"batch_idx_train",
+        r"iter_num",
+        r"num_updates",
+        r"current_step",
+        r"n_iter",
+        r"step_count",
+        r"timestamp[./:]batch",
+        r"(?:global_)?train_steps?",
+    ).pattern,
+    re.IGNORECASE | re.DOTALL,
+)
 STEP = StateRow(
     "step",
     "step counter",
     "The trainer counts from zero: schedule, logging, retention and the end of the run are wrong.",
-    _names(
-        r"global_steps?", r"(?:train|training)_state[./:](?:global_)?step", r"iteration",
-        r"trainer_state(?:\.json)?[./:]global_step", r"step", r"steps", r"num_steps", r"curr_step",
-        r"batch_idx_train", r"iter_num", r"num_updates", r"current_step", r"n_iter", r"step_count",
-        r"timestamp[./:]batch", r"(?:global_)?train_steps?",
-    ),
-    _names(*_BLIND, r"epoch", r"(?:total_)?(?:env|agent)_steps?"),
+    _STEP,
+    _names(*_BLIND, r"epoch", r"(?:total_)?(?:env|agent)_steps?",
+           _COUNTS_ITSELF),
 )  # fmt: skip
 TABLE: tuple[StateRow, ...] = (
     WEIGHTS,

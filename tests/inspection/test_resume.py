@@ -188,7 +188,9 @@ CASES = {
                     "random_states_0.pkl.torch_manual_seed", "random_states_0.pkl.step",
                     "random_states_0.pkl.torch_cuda_manual_seed", "scheduler.bin", "sampler.bin"],
                    {"rng-python": PRESENT, "rng-numpy": PRESENT, "rng-torch": PRESENT,
-                    "rng-cuda": PRESENT, "scheduler": PRESENT, "data": PRESENT, "step": PRESENT}),
+                    "rng-cuda": PRESENT, "scheduler": PRESENT, "data": PRESENT,
+                    # its own count of calls, which starts again with each pass over the data
+                    "step": CANNOT_TELL}),
     "accelerate, closed pickles": (["random_states_0.pkl", "random_states_1.pkl"],
                                    {"rng-python": CANNOT_TELL, "rng-numpy": CANNOT_TELL}),
     "lightning": (["epoch", "global_step", "lr_schedulers.0.last_epoch",
