@@ -94,8 +94,7 @@ def __getattr__(name: str) -> Any:
         from .operations import HOMES
 
         name = "open_checkpoint" if name == "open" else name
-        home = "api.in_memory" if name == "load" else f"operations.{HOMES[name]}"
-        return getattr(import_module(f"ftckpt.{home}"), name)
+        return getattr(import_module(f"ftckpt.operations.{HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
