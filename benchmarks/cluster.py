@@ -47,7 +47,7 @@ def main() -> None:
         save(tensors, checkpoint_id=str(state), no_dist=True)
         out = place / "out"
         lines = {
-            "verify": ["verify", str(step), "--require", "content"],
+            "verify": ["verify", str(step), "--level", "content"],
             "delta pack": ["delta", "pack", str(state), str(out)],
         }
         for name, words in lines.items():

@@ -278,7 +278,7 @@ def requests_of_a_part() -> dict[str, dict[str, int]]:
             upload_tree(step, url)
             target = f"s3://{BUCKET}/made-{files}/step-1"
             lines = {
-                "verify": ["verify", url, "--require", "content"],
+                "verify": ["verify", url, "--level", "content"],
                 "copy, the first part": ["copy", url, target],
                 "copy": ["copy", url, target],
             }

@@ -124,7 +124,7 @@ def taken(*words: str, code: int = 0) -> tuple[float, float]:
 
 def against_one(step: Path, place: Path, parts: int, rounds: int) -> dict[str, object]:
     """Compare one process with N parts and the end, in turns."""
-    words = ["verify", str(step), "--require", "content"]
+    words = ["verify", str(step), "--level", "content"]
     at = ["--parts", str(place / "at")]
     clocks, processors = [], []
     for _ in range(rounds):

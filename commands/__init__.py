@@ -25,8 +25,7 @@ Verbs that are no operations of the core yet, and those about the program itself
 Rules that `app` relies on:
 
 - `--json`, `--quiet`, `--progress`, `--debug` and the settings of object stores are added to
-  every verb; a verb does not declare them. A flag's environment variable is added too, unless
-  `environment.NO_ENVIRONMENT` names it.
+  every verb; a verb does not declare them. They alone have environment variables.
 - A verb never prints JSON. It says `invocation.report(target=..., format=..., anything=...)` as
   soon as it knows, and `app` prints the one document at the end, also after an error or a signal.
 - In text mode the verb prints its answer with `invocation.print` and everything else with

@@ -16,6 +16,7 @@ from ftckpt.operations.definition import argument
 STORAGE = False
 EXAMPLES = (
     ("ftckpt demo", "in ./ftckpt-demo"),
+    ("ftckpt demo --json | jq -r '.steps[].command'", "the commands that it has run"),
     ("ftckpt demo /tmp/try", "somewhere else; the checkpoints stay there to play with"),
 )
 CODES = {
@@ -32,7 +33,7 @@ def command(
         str, argument("[DIR]", "Directory to make; must not exist, or be empty.")
     ] = "ftckpt-demo",
 ) -> Result:
-    """Make a small real checkpoint, damage it, and walk through the incident.
+    """Make a small real checkpoint, damage it, and find the damage.
 
     Trains a tiny model for thirty steps, saves it three times with torch's own distributed
     checkpoint, inspects and seals, flips one bit of the newest, and shows how verify finds it and
@@ -56,7 +57,7 @@ def command(
     walk.remark(f"Now one bit of {victim} flips, at byte {offset}. torch would load it.")
     walk.run(ExitCode.CORRUPT, "verify", newest)
     walk.remark("03:14, the job is down. What is the newest checkpoint to restart from?")
-    walk.run(ExitCode.OK, "latest", directory, "--verify", "content")
+    walk.run(ExitCode.OK, "latest", directory, "--level", "content")
     invocation.print()
     invocation.print(f"The checkpoints are in {directory}; remove it when you are done.")
     if walk.surprises:

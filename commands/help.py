@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import MEANINGS, Lines, table
-from ftckpt.commands.cli.verbs import all_verbs, family, is_verb, load, names
+from ftckpt.commands.cli.verbs import all_verbs, family, is_verb, load
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.operations.definition import argument, option
 
@@ -56,7 +56,11 @@ def command(
     elif family(topic):
         text = table(("verb", "does"), [(verb, all_verbs()[verb]) for verb in family(topic)])
     else:
-        topics = ["exit-codes", "environment", *names()]
-        raise UsageError(f"unknown topic {topic!r}", hint=f"topics: {', '.join(topics)}")
+        from ftckpt.commands.cli.mistakes import unknown_verb
+
+        raise UsageError(
+            unknown_verb(words or ()).message,
+            hint="other topics are exit-codes and environment",
+        )
     invocation.report(target=topic, text=text)
     invocation.print(Lines(text))

@@ -57,7 +57,7 @@ def _table(root: str, rows: list[ListedCheckpoint]) -> str:
                 [
                     *(f"{name} points here" for name in one.pointers),
                     *(f"tag {word}" for word in one.tags),
-                    *(f"pin of {pin.owner}: {pin.reason}" for pin in one.pins),
+                    *("pin of " + pin.who.removeprefix("by ") for pin in one.pins),
                 ]
             ),
         ]

@@ -1,4 +1,4 @@
-"""`ftckpt pin`: keep a checkpoint, whatever the rules say."""
+"""`ftckpt pin`: keep a checkpoint, whatever the rules say, or no longer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 operation = marking.pin
 
 
-def render(invocation: Invocation, report: Sequence[Pinned], _: Mapping[str, Any]) -> Result:
-    """Print what is pinned."""
+def render(invocation: Invocation, report: Sequence[Pinned], given: Mapping[str, Any]) -> Result:
+    """Print what is pinned, or whose pins were taken away."""
+    if given["remove"]:
+        for one in report:
+            invocation.print(f"no longer pinned {one.pin.who}: {one.path}")
+        return Result(message="no longer pinned")
     who = report[0].pin.owner
     for one in report:
         invocation.print(f"pinned for {who}: {one.path}")

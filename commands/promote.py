@@ -27,7 +27,7 @@ def render(invocation: Invocation, report: Promotion, _: Mapping[str, Any]) -> R
             invocation.say(finding_line(one))
         hint = "no pointer was moved"
         if report.code is ExitCode.UNVERIFIED:
-            hint = "ftckpt seal records digests; --verify structure moves it without them"
+            hint = "ftckpt seal records digests; --level structure moves it without them"
         return invocation.fail(report.code, report.message, hint)
     would = "would move" if report.dry_run else "moved"
     for move in report.moves:

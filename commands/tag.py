@@ -16,8 +16,8 @@ operation = marking.tag
 
 
 def render(invocation: Invocation, report: Sequence[Tagged], given: Mapping[str, Any]) -> Result:
-    """Print what is tagged."""
-    words = ", ".join(given["words"])
+    """Print what is tagged, or no longer."""
+    did = "no longer tagged" if given["remove"] else "tagged"
     for one in report:
-        invocation.print(f"tagged {words}: {one.path}")
-    return Result(message=f"tagged {words}")
+        invocation.print(f"{did} {', '.join(one.tags)}: {one.path}")
+    return Result(message=f"{did} {', '.join(given['words'])}")

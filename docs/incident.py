@@ -25,7 +25,7 @@ from ftckpt.demonstration import flip_bit, train_and_save  # noqa: E402
 
 COMMANDS = (
     "ftckpt verify run7/step-30",
-    "CKPT=$(ftckpt latest run7 --verify content) || exit $?",
+    "CKPT=$(ftckpt latest run7 --level content) || exit $?",
     'echo "$CKPT"',
 )
 SAID = (

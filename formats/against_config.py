@@ -74,7 +74,42 @@ _ACTIVATIONS = frozenset((
     "gelu_accurate", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2",
     "relu6", "sigmoid", "silu", "swish", "tanh", "prelu", "xielu", "swiglu", "geglu",
 ))  # fmt: skip
+# Those of its `quantization_config` (transformers/utils/quantization_config.py and, below it,
+# compressed_tensors/quantization/{quant_config,quant_args}.py), and the words that some take.
+_QUANTISED = frozenset((
+    "quant_method", "bits", "group_size", "sym", "desc_act", "damp_percent", "true_sequential",
+    "checkpoint_format", "zero_point", "modules_to_not_convert", "load_in_4bit", "load_in_8bit",
+    "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_skip_modules",
+    "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload", "weight_block_size",
+    "activation_scheme", "scale_fmt", "fmt", "format", "config_groups", "ignore",
+    "quantization_status", "kv_cache_scheme", "global_compression_ratio", "sparsity_config",
+    "targets", "weights", "input_activations", "output_activations", "num_bits", "type",
+    "symmetric", "strategy", "block_structure", "dynamic", "actorder", "scale_dtype", "zp_dtype",
+    "observer", "observer_kwargs",
+))  # fmt: skip
+_QUANTISED_WORDS = {
+    "quant_method": frozenset((
+        "awq", "gptq", "bitsandbytes", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4",
+        "modelopt", "torchao", "hqq", "quanto", "quark", "aqlm", "eetq", "higgs", "vptq", "spqr",
+        "bitnet", "auto-round", "fp_quant",
+    )),
+    "format": frozenset((
+        "dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized",
+        "marlin-24", "mixed-precision", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+        "mxfp8-quantized", "sparse-bitmask", "sparse-24-bitmask",
+    )),
+    "strategy": frozenset((
+        "tensor", "channel", "group", "block", "token", "tensor_group", "attn_head"
+    )),
+    "type": frozenset(("int", "float")),
+    "quantization_status": frozenset(("compressed", "frozen", "initialized", "calibration")),
+    "activation_scheme": frozenset(("dynamic", "static")),
+    "bnb_4bit_quant_type": frozenset(("nf4", "fp4")),
+}  # fmt: skip
 _LONGEST = 64
+# Levels of a `quantization_config` that are looked at, and names of one.
+_LEVELS, _NAMES = 4, 256
 # A configuration of many times the tensors that are there is not listed: it may say anything.
 _TIMES, _FEW = 4, 64
 
@@ -148,19 +183,39 @@ def _slips(config: Mapping[str, Any], file: str) -> Iterator[Finding]:
     """Yield a field or a value that is a known one but for one bit.
 
     transformers passes over a field that it does not know, and takes its default for the one that
-    is not there: a model of 32 layers where 2 were saved.
+    is not there: a model of 32 layers where 2 were saved, or codes with other scales.
     """
-    for name in config.keys() - _FIELDS:
-        near = one_bit_from(name, _FIELDS) if len(name) <= _LONGEST else ""
-        if near and near not in config:
+    words = {"model_type": frozenset(family_names()), "hidden_act": _ACTIVATIONS}
+    yield from _slips_in(config, file, _FIELDS, words)
+    for part in (config, config.get("text_config")):
+        for field in ("quantization_config", "compression_config"):
+            said = part.get(field) if isinstance(part, dict) else None
+            levels = [said] if isinstance(said, dict) else []
+            for _ in range(_LEVELS):
+                levels = [one for one in levels if len(one) <= _NAMES][:_NAMES]
+                for level in levels:
+                    yield from _slips_in(level, file, _QUANTISED, _QUANTISED_WORDS)
+                levels = [v for one in levels for v in one.values() if isinstance(v, dict)]
+
+
+def _slips_in(
+    said: Mapping[str, Any],
+    file: str,
+    fields: frozenset[str],
+    words: Mapping[str, frozenset[str]],
+) -> Iterator[Finding]:
+    """Yield the slips of one object, with the names of its `fields` and the `words` of some."""
+    for name in said.keys() - fields:
+        near = one_bit_from(name, fields) if len(name) <= _LONGEST else ""
+        if near and near not in said:
             message = f"{file} has a field {shown(name)}, one bit from {near}: the bit flipped"
             yield finding("bad-index", message, file=file)
-    for field, values in (("model_type", frozenset(family_names())), ("hidden_act", _ACTIVATIONS)):
-        value = config.get(field)
+    for field, values in words.items():
+        value = said.get(field)
         if not isinstance(value, str) or value in values or len(value) > _LONGEST:
             continue
         near = one_bit_from(value, values)
-        # A later version of a family differs in a digit, too.
+        # A later version of a family or a method differs in a digit, too.
         if near and re.sub(r"\d", "0", near) != re.sub(r"\d", "0", value):
             message = f"{file} says {field} = {shown(value)}, one bit from {near}: the bit flipped"
             yield finding("bad-index", message, file=file)

@@ -130,7 +130,10 @@ class Pieces:
 def _said(name: str, others: Sequence[str]) -> str:
     if not others:
         return f"a piece of a save, as {name} says by two numbers of pieces"
-    return f"a piece of a save, beside {listed(list(others), 3)}"
+    shown = listed(list(others), 3)
+    if rank_file(name) is not None:
+        return f"a piece of a save that lacks its other ranks' files (another save has {shown})"
+    return f"a piece of a save, beside {shown}"
 
 
 def _beside(name: str, is_there: Callable[[str], bool]) -> Sequence[str] | None:
@@ -267,7 +270,7 @@ def _added() -> tuple[Format, ...]:
                 raise TypeError("recognise and open are methods of a format")
         except UnsupportedError:  # noted where it was found
             continue
-        except Exception as error:
+        except plugins.MISTAKES as error:
             plugins.failed(plugins.FORMATS, name, error)
             continue
         found.append(one)

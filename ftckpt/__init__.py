@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .operations.checking import seal, verify
+    from .operations.checking import scrub, seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.estimating import plan_compress, plan_elastic, plan_risk
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
-    from .operations.marking import pin, pins, tag, unpin, untag
+    from .operations.marking import pin, tag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
     from .operations.restarting import restart
-    from .operations.retaining import gc, gc_purge, gc_undelete
+    from .operations.retaining import gc, gc_purge, gc_undelete, rm
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard
@@ -63,7 +63,6 @@ __all__ = [
     "open",
     "open_checkpoint",
     "pin",
-    "pins",
     "plan",
     "plan_compress",
     "plan_elastic",
@@ -76,12 +75,12 @@ __all__ = [
     "replay_run",
     "reshard",
     "restart",
+    "rm",
+    "scrub",
     "seal",
     "status",
     "sync",
     "tag",
-    "unpin",
-    "untag",
     "verify",
 ]
 

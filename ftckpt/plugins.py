@@ -16,15 +16,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from importlib import import_module
+from threading import RLock
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError
 
 VERBS, FORMATS = "ftckpt.verbs", "ftckpt.formats"
 _METADATA = (".dist-info", ".egg-info")
+# What other packages may do and shall not end a verb by: one that is a script calls sys.exit.
+MISTAKES = (Exception, SystemExit)
 
 
 class Plugin(NamedTuple):
@@ -42,6 +45,8 @@ class Plugin(NamedTuple):
 
 
 _failed: dict[str, None] = {}
+# Of two threads that redirect, the first would end it for the second, and the second for good.
+_importing = RLock()
 
 
 @cache
@@ -64,21 +69,25 @@ def plugins(group: str) -> Mapping[str, Plugin]:
 def load(group: str, name: str) -> Any:
     """Return what an entry point names.
 
+    What its package prints as it is imported (many greet) is no part of an answer: it goes to
+    stderr.
+
     Raises:
         UnsupportedError: it cannot be imported.
     """
     one = plugins(group)[name]
     module, _, attribute = one.value.partition(":")
     try:
-        found = import_module(module.strip())
+        with _importing, redirect_stdout(sys.stderr):
+            found = import_module(module.strip())
         for part in filter(None, attribute.strip().split(".")):
             found = getattr(found, part)
-    except Exception as error:
+    except MISTAKES as error:
         raise failed(group, name, error) from error
     return found
 
 
-def failed(group: str, name: str, error: Exception) -> UnsupportedError:
+def failed(group: str, name: str, error: BaseException) -> UnsupportedError:
     """Note that a plug-in does not work, and return it as an error."""
     package = plugins(group)[name].package
     said = " ".join(f"{type(error).__name__}: {error}".split())

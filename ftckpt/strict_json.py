@@ -134,7 +134,7 @@ def decode(text: bytes | str, *, naturals: bool = False, infinities: bool = Fals
     except UnicodeError:
         raise JsonError("is not UTF-8 text") from None
     except json.JSONDecodeError as error:
-        raise JsonError(f"is not JSON: {error.msg} at character {error.pos}") from None
+        raise JsonError(f"is not JSON from character {error.pos} on") from None
     except RecursionError:
         raise JsonError("is nested too deep") from None
     except ValueError as error:  # an integer of thousands of digits

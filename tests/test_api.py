@@ -94,7 +94,7 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
     assert ftckpt.verify(f"{root}/step-7").code is ExitCode.OK
     sealed = ftckpt.seal(f"{root}/step-7", manifest=f"{tmp_path}/m.json")
     assert Path(sealed.manifest).exists()
-    found = ftckpt.latest(str(root), verify="content")
+    found = ftckpt.latest(str(root), level="content")
     assert (found.code, found.path, found.step) == (ExitCode.OK, f"{root}/step-7", 7)
 
 
@@ -200,7 +200,7 @@ def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="not sealed"):
         ftckpt.seal(f"{tmp_path}/step-7")
     heard = Heard()
-    found = ftckpt.latest(str(tmp_path), verify="content", wait=True, timeout=1, on=heard)
+    found = ftckpt.latest(str(tmp_path), level="content", wait=True, timeout=1, on=heard)
     assert (found.code, found.path) == (ExitCode.CORRUPT, None)
     assert len(heard.warned) == 1
 
@@ -283,7 +283,7 @@ ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
-                 "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
+                 "sort", "resume", "format", "verbose", "max_memory", "storage_bw"}  # fmt: skip
 ROWS_SHOWN = {"incidents": {"all"}}  # a report has all of them
 # What divides a command line among the processes of many machines is about processes too.
 OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}

@@ -16,6 +16,7 @@ from ftckpt import findings
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import MEANINGS, json_text
 from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
 from tests.builders.checkpoints import flip, save_dcp
@@ -152,40 +153,43 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("copy ROOT/step-7 ROOT/../parted --finish --parts ROOT/../parts", 5),
         ("verify ROOT/absent", 9),
         ("verify ROOT/notes.txt", 13),
-        ("latest ROOT --verify content", 0),
+        ("latest ROOT --level content", 0),
         ("latest ROOT --step-at-most 1", 8),
-        ("latest ROOT --verify values --reuse 1h --ledger ROOT/../kept", 0),
-        ("latest ROOT --world-size 3 --or-reshard --require model", 0),
+        ("latest ROOT --level values --reuse 1h --ledger ROOT/../kept", 0),
+        ("latest ROOT --world 3 --require model", 0),
         ("reshard ROOT/step-7 ROOT/.two --dp 2 --dry-run", 0),
         ("reshard ROOT/absent ROOT/.x --dp 2", 9),
         ("convert ROOT/step-7 ROOT/notes.txt --to safetensors", 8),
         ("convert ROOT/step-7 ROOT/.y --to nothing", 2),
         ("convert ROOT/step-7 ROOT/.y --to nvrx-local", 13),
-        ("diff ROOT/step-7 ROOT/step-7 --stat", 0),
+        ("diff ROOT/step-7 ROOT/step-7 --top 0", 0),
         ("diff ROOT/step-7 ROOT/absent", 9),
         ("diff ROOT ROOT/step-7", 2),
         ("plan --gpus 16384 --gpu-mtbf 50000h --save 60s", 0),
         ("plan --preset llama3 --params 405B --storage-bw 2TB/s --gpu-hour 2.33 --run 54d", 0),
-        ("plan --failures 9/9d --snapshot 2s --flush 60s --step-time 3s --model young", 0),
+        ("plan --failures 9/9d --snapshot 2s --flush 60s --set step-time=3s --model young", 0),
         ("plan --mtbf 3h --tier name=a,cost=1s,covers=80% --tier name=b,cost=60s", 0),
-        ("plan --mtbf 3h --save 60s --simulate --runs 4 --failures-per-run 20", 0),
+        ("plan --mtbf 3h --save 60s --simulate --runs 4 --set failures-per-run=20", 0),
         ("plan --from ROOT --save 5s --mtbf 3h", 0),
-        ("plan --mtbf 3h --save 60s --weights-between 3 --rewarm 5m", 0),
+        ("plan --mtbf 3h --save 60s --set weights-between=3 --set rewarm=5m", 0),
         (
-            "plan --mtbf 3h --save 60s --silent-mtbf 9d --detection-latency 2h --simulate --runs 4",
+            (
+                "plan --mtbf 3h --save 60s --set silent-mtbf=9d --set "
+                "detection-latency=2h --simulate --runs 4"
+            ),
             0,
         ),
-        ("plan --gpus 64 --gpu-mtbf 900h --save 60s --simulate --ageing gpu=0.7 --runs 4", 0),
-        ("plan --presets", 0),
-        ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --read-bw 10GB/s --restart 2m", 0),
+        ("plan --gpus 64 --gpu-mtbf 900h --save 60s --simulate --set ageing=gpu=0.7 --runs 4", 0),
+        ("plan --preset list", 0),
+        ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --set read-bw=10GB/s --restart 2m", 0),
         ("plan --save 60", 2),
         ("plan sweep --over gpus=1k..8k --gpu-mtbf 50000h --save 60s", 0),
         ("plan sweep --over save=1s..9h --mtbf 1h", 0),
         ("plan sweep --over save=1s..10m --over mtbf=1h..8h", 0),
         ("plan sweep --over save=9", 2),
-        ("plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3 --reshard 6m", 0),
-        ("plan compress --size 9GB --ratio 2 --codec-bw 4GB/s --storage-bw 1GB/s", 0),
-        ("plan risk --gpus 1024 --afr 9% --days 30", 0),
+        ("plan elastic --from 64 --to 48 --batch 2048 --lr 1e-3 --restart 6m", 0),
+        ("plan compress --bytes 9GB --ratio 2 --codec-bw 4GB/s --storage-bw 1GB/s", 0),
+        ("plan risk --gpus 1024 --gpu-mtbf 9% --run 30d", 0),
         ("incidents ROOT/latest", 9),
         ("incidents ROOT/absent", 9),
         ("help exit-codes", 0),
@@ -230,7 +234,7 @@ def test_answers_about_damage_and_seals_fit_their_schema(saved: Path, tmp_path: 
         assert (document["result"]["code"], document["written"]) == (0, expected)
     file = root / "step-7" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
-    for arguments in (("verify", f"{root}/step-7"), ("latest", str(root), "--verify", "content")):
+    for arguments in (("verify", f"{root}/step-7"), ("latest", str(root), "--level", "content")):
         document = ftckpt_json(*arguments)
         validate(document)
         assert document["result"]["code"] == 4
@@ -261,7 +265,7 @@ def complaint(words: Sequence[str]) -> str:
     if words[0] == "version":
         return ""
     try:
-        verb, rest = verbs.resolve(list(words))
+        verb, rest = resolve(list(words))
     except UsageError as error:
         return "" if f"{words[-1]} is several verbs" in error.message else error.message
     command = verbs.load(verb)
@@ -320,13 +324,13 @@ def test_the_examples_of_the_help_are_commands_of_the_program() -> None:
 def test_a_wrong_documented_command_is_found() -> None:
     for line in (
         "plan elastic --gpus 8 --to 6", "gc purge run --older 1d", "lattest run",
-        "latest run --wait 10m", "latest run more --wait", "latest run --verify everything",
+        "latest run --wait 10m", "latest run more --wait", "latest run --level everything",
         "latest run --wait --timeout soon",
     ):  # fmt: skip
         assert complaint(line.split()), line
     for line in ("verify run@7 --level values", "latest $ROOT --wait --timeout T", "plan --help"):
         assert not complaint(line.split()), line
     shown = in_shell(
-        'CKPT=$(ftckpt latest "$ROOT" --verify content) || exit $?; ftckpt ls x || true'
+        'CKPT=$(ftckpt latest "$ROOT" --level content) || exit $?; ftckpt ls x || true'
     )
-    assert [one.words for one in shown] == [("latest", "$ROOT", "--verify", "content"), ("ls", "x")]
+    assert [one.words for one in shown] == [("latest", "$ROOT", "--level", "content"), ("ls", "x")]

@@ -48,10 +48,10 @@ WORDS = {
 NEEDS = {
     "convert": "SRC DST", "copy": "SRC DST", "delta pack": "A B OUT", "diff": "A B",
     "gc": "ROOT", "guard": "ROOT -- true", "incidents": "job.log", "inspect": "CKPT",
-    "latest": "ROOT", "pins": "ROOT", "plan": "--mtbf 3h --save 60s",
-    "plan elastic": "--from-gpus 8 --to-gpus 6 --batch 64 --lr 3e-4", "promote": "CKPT",
+    "latest": "ROOT", "plan": "--mtbf 3h --save 60s",
+    "plan elastic": "--from 8 --to 6 --batch 64 --lr 3e-4", "promote": "CKPT",
     "repair": "BAD --from CKPT", "replay run": "-- python train.py", "reshard": "SRC DST",
-    "restart": "ROOT --world 1 --scratch tmp", "seal": "CKPT", "status": "ROOT",
+    "restart": "ROOT --world 1 --scratch tmp", "scrub": "ROOT", "seal": "CKPT", "status": "ROOT",
     "sync": "ROOT DST", "verify": "CKPT",
 }  # fmt: skip
 
@@ -80,7 +80,7 @@ WHOLE = {
         "convert START OUT --to safetensors --names hf --only model",
     "convert DELTA DST --to FORMAT --only model":
         "convert DELTA/step-9000 DST --to FORMAT --only model",
-    "pin ROOT": "pin ROOT STEP --reason TEXT",
+    "pin ROOT": "pin ROOT STEP",
     "plan sweep --over gpus=1k..128k": "plan sweep --over gpus=1k..128k --gpu-mtbf 50000h "
     "--save 60s",
     "repair PATH": "repair COPIES",
@@ -94,9 +94,10 @@ WHOLE = {
     "status --parts PLACE": "status --parts PLACE",
     "tag ROOT": "tag ROOT STEP best",
     "tag ROOT STEP": "tag ROOT STEP best",
-    "unpin ROOT": "unpin ROOT STEP",
-    "untag ROOT": "untag ROOT STEP best",
-    "verify --oldest-first": "verify ROOT --oldest-first",
+    "pin ROOT --remove": "pin ROOT STEP --remove",
+    "pin --remove": "pin ROOT STEP --remove",
+    "tag --remove": "tag ROOT STEP best --remove",
+    "tag ROOT --remove": "tag ROOT STEP best --remove",
 }  # fmt: skip
 
 # What was done before a command, and the file that a shell wrote of its output.
@@ -106,10 +107,12 @@ BEFORE = {
     "gc ROOT plan.json --apply": ("gc ROOT RULES --json", "plan.json"),
     "latest ROOT --pointer last-known-good": ("promote ROOT@latest", ""),
     "status /ckpt/run7 --expect-interval 22m": ("verify /ckpt/run7@29000 --remember", ""),
-    "status ROOT --scrub-every 30d": ("verify ROOT --oldest-first", ""),
+    "status ROOT --scrub-every 30d": ("scrub ROOT", ""),
     "status --parts PLACE": ("verify CKPT --part 0/2 --parts PLACE", ""),
-    "unpin ROOT": ("pin ROOT STEP --reason TEXT", ""),
-    "untag ROOT": ("tag ROOT STEP best", ""),
+    "pin ROOT --remove": ("pin ROOT STEP", ""),
+    "pin --remove": ("pin ROOT STEP", ""),
+    "tag --remove": ("tag ROOT STEP best", ""),
+    "tag ROOT --remove": ("tag ROOT STEP best", ""),
 }
 
 # Which sample lies where a page says. The first is for all pages; of the others, each whose

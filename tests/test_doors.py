@@ -19,6 +19,7 @@ import pytest
 import ftckpt
 from ftckpt.commands.cli import app, verbs
 from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.mistakes import resolve
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
@@ -129,15 +130,16 @@ verify STEP --sample 50%
 verify STEP --sample 200%
 verify STEP --against OTHER
 verify STEP --ledger kept
-verify STEP --budget 5m
-verify STEP --budget 5
-verify STEP --require content --jobs 2 --limit-rate 1GiB/s
+verify STEP --level content --jobs 2 --limit-rate 1GiB/s
 verify STEP --limit-rate 5
 verify STEP --strict=nothing
 verify BAD
 verify ROOT
 verify ROOT --all
-verify ROOT --oldest-first
+scrub ROOT
+scrub ROOT --budget 5m
+scrub STEP
+scrub ROOT --budget 5
 verify STEP --all --part 0/2
 verify nowhere
 seal STEP
@@ -167,16 +169,15 @@ repair STEP --from OTHER
 repair STEP
 repair nowhere --from STEP
 latest ROOT
-latest ROOT --verify content --reuse 1h
+latest ROOT --level content --reuse 1h
 latest ROOT --reuse 1h
-latest ROOT --reuse soon --verify content
-latest ROOT --verify values
+latest ROOT --reuse soon --level content
+latest ROOT --level values
 latest ROOT --step-at-most 0
 latest ROOT --step-at-most 1
 latest ROOT --require model,nothing
 latest ROOT --require model,rng
-latest ROOT --world-size 3 --or-reshard
-latest ROOT --or-reshard
+latest ROOT --world 3
 latest ROOT --wait --timeout 1s
 latest ROOT --pointer nothing
 latest ROOT --pointer nothing --wait
@@ -193,9 +194,9 @@ latest tier --create-root
 latest nowhere
 latest nowhere --create-root
 restart ROOT --world 3
-restart ROOT --world 3 --verify structure --require rng
-restart ROOT --gpus 3 --step-at-most 0
-restart ROOT --gpus 3 --reuse soon
+restart ROOT --world 3 --level structure --require rng
+restart ROOT --world 3 --step-at-most 0
+restart ROOT --world 3 --reuse soon
 restart STEP --world 2
 restart nowhere --world 2
 restart ZERO --world 4
@@ -206,13 +207,13 @@ restart ZERO --world 4 --scratch made --rules nowhere.toml
 guard ROOT -- true
 guard ROOT --max-restarts 0 --timeout 1s --no-lock -- sh -c false
 guard ROOT --step-at-most 0 --timeout 0s -- true
-guard ZERO --reshard-to-world 4 --reader --batch 8 --lr 1 -- true
-guard ZERO --reshard-to-world 4 --timeout 0s -- true
+guard ZERO --world 4 --reader --batch 8 --lr 1 -- true
+guard ZERO --world 4 --timeout 0s -- true
 guard BAD -- true
 guard tier -- true
 guard nowhere -- true
 guard ROOT --save-signal NOPE -- true
-guard ROOT --notices mars -- true
+guard ROOT --notice-signal MARS -- true
 guard ROOT --alert-url here -- true
 guard ROOT --limit-rate 5 -- true
 guard ROOT --every 15 -- true
@@ -243,12 +244,12 @@ reshard ROOT made --dp 2
 delta pack STEP made
 delta pack OTHER STEP made --level 1
 delta pack OTHER STEP made --rename nowhere.toml
-delta pack OTHER STEP made --no-proof --storage-rate 2GB/s
+delta pack OTHER STEP made --no-proof --storage-bw 2GB/s
 delta pack STEP made --rename nowhere.toml
 delta pack STEP
 delta pack nowhere STEP made
 delta pack BAD made
-delta pack STEP made --storage-rate 2
+delta pack STEP made --storage-bw 2
 delta pack STEP made --restart --part 0/2
 delta unpack DELTA made
 delta unpack DELTA made --to safetensors --dry-run
@@ -258,50 +259,49 @@ delta unpack DELTA made --to pdf
 delta info DELTA
 delta info DELTA --advise
 delta info DELTA --base nowhere
-delta info DELTA --storage-rate 2GB/s
+delta info DELTA --storage-bw 2GB/s
 delta info STEP
-delta rebase DELTA made --full
-delta rebase DELTA made --onto STEP --storage-rate 2GB/s
-delta rebase DELTA made --onto STEP --full
+delta rebase DELTA made --onto none
+delta rebase DELTA made --onto STEP --storage-bw 2GB/s
 delta rebase DELTA made
 delta rebase STEP made
 plan --mtbf 3h --save 60s
 plan --gpus 16k --gpu-mtbf 50000h --params 405B --storage-bw 2TB/s --max-loss 5m --gpu-hour 2.33
-plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --failures-per-run 20
+plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --set failures-per-run=20
 plan --mtbf 3h --tier name=ram,cost=1s,restore=10s,covers=80% --tier name=shared,cost=60s
-plan --mtbf 3h --save 60s --weights-between 2 --weights-save 8s --rewarm 1h --interval 20m
+plan --mtbf 3h --save 60s --set weights-between=2 --set weights-save=8s --interval 20m
 plan --from ROOT --mtbf 3h --save 60s
 plan --from nowhere --mtbf 3h
 plan --from-log words.log --save 60s
 plan --mtbf 3h
 plan --mtbf 3 --save 60s
 plan --save 60s
-plan --mtbf 3h --save 60s --law weibull:0.7
-plan --presets
+plan --mtbf 3h --save 60s --set law=weibull:0.7
+plan --preset list
 plan sweep --over gpus=1k..4k --gpu-mtbf 50000h --save 60s
 plan sweep --over mtbf=30m..2d --over save=1s..10m --points 3
 plan sweep --over speed=1..2 --mtbf 3h
 plan sweep --over save=1s..10m --over save=1s..10m --mtbf 3h
-plan sweep --over save=1s..10m --mtbf 3h --weights-between 1
-plan risk --gpus 1k --afr 9% --days 30
-plan risk --gpus 1k --afr 9% --days 0
-plan risk --gpus many --afr 9% --days 30
-plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3
-plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m
-plan elastic --from-gpus 64 --to-gpus 64 --batch 2048 --lr 1e-3 --reshard 6m
-plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr fast
-plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
-plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
-plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan sweep --over save=1s..10m --mtbf 3h --set weights-between=1
+plan risk --gpus 1k --gpu-mtbf 9% --run 30d
+plan risk --gpus 1k --gpu-mtbf 9% --run 0d
+plan risk --gpus many --gpu-mtbf 9% --run 30d
+plan elastic --from 64 --to 48 --batch 2048 --lr 1e-3
+plan elastic --from 48 --to 64 --batch 1920 --lr 1e-3 --restart 6m
+plan elastic --from 64 --to 64 --batch 2048 --lr 1e-3 --restart 6m
+plan elastic --from 64 --to 48 --batch 2048 --lr fast
+plan compress --bytes 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --bytes 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --bytes 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
-promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
+promote ROOT/step-1 --pointer last-known-good --level structure --backwards
 promote ROOT@1 --pointer nothing
 promote ROOT
 promote ROOT@7
 promote STEP
 promote nowhere@1
-promote ROOT@1 --verify values --limit-rate 5
+promote ROOT@1 --level values --limit-rate 5
 promote ILL@1
 replay audit STEP
 replay audit STEP --strict
@@ -317,14 +317,18 @@ replay run --dir trial --checkpoint STEP -- true
 replay run --dir trial --timeout 5 -- true
 replay run --dir trial -- no-such-program
 replay run --dir trial --runs 1 --timeout 20s -- true
+rm ROOT 1
+rm ROOT 7
+rm ROOT 1 2 --apply
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
-unpin ROOT 1
-pins ROOT
-pins nowhere
+pin ROOT 1
+pin ROOT 1 --remove
+pin ROOT 1 --remove --owner x --all
+ls ROOT --all
 tag ROOT latest a b
 tag ROOT 7 a
-untag ROOT 1 a
+tag ROOT 1 a --remove
 families
 families llama
 families llama --config nowhere.json
@@ -361,13 +365,13 @@ ls STEP
 ls ROOT --all
 ls tier
 ls nowhere
-status ROOT --late 1000000
+status ROOT --set late=1000000
 status ROOT --expect-interval 22m --policy retention.toml --tier tier --scrub-every 1d
 status ROOT --expect-interval 5
 status ROOT --scrub-every 0s
 status ROOT --policy nowhere.toml
 status ROOT --tier nowhere
-status ROOT --late 1000000 --prometheus m.json
+status ROOT --set late=1000000 --prometheus m.json
 status ROOT --prometheus STEP
 status ROOT@1
 status nowhere
@@ -428,7 +432,7 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
-    verb = verbs.resolve(words)[0]
+    verb = resolve(words)[0]
     invocation = Invocation(verb=verb, words=words, json=True, quiet=True)
     result = app.run(words, invocation)
     invocation.close()
@@ -438,7 +442,7 @@ def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
 
 def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     heard = Recorder()
-    name, rest = verbs.resolve(words)
+    name, rest = resolve(words)
     verb = verbs.load(name)
     operation = verb.operation
     assert operation is not None
@@ -513,11 +517,10 @@ def test_both_doors_do_and_say_the_same(
         ("convert", "dtype", "fp64"),
         ("convert", "names", "mine"),
         ("verify", "level", "deep"),
-        ("verify", "require", "crc"),
         ("seal", "level", "deep"),
         ("inspect", "sort", "size"),
-        ("promote", "verify", "auto"),
-        ("latest", "verify", "auto"),
+        ("promote", "level", "auto"),
+        ("latest", "level", "auto"),
     ],
 )
 def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(

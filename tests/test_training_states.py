@@ -161,7 +161,7 @@ def test_what_inspect_says_is_the_truth(sample: tuple[str, Path, Any]) -> None:
     assert bool(rows["moments"].missing) == (name in FROZEN)  # and they are named
     report = api.verify(str(path), level="values")
     assert report.code is ExitCode.OK
-    assert api.verify(str(path), require="content").code is (
+    assert api.verify(str(path), level="content").code is (
         ExitCode.UNVERIFIED if any(path.glob(f"*{NO_EVIDENCE}")) else ExitCode.OK
     )
 

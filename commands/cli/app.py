@@ -9,23 +9,25 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 from ftckpt import plugins
-from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
+from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError, UsageError
 from ftckpt.storage.remotes import named_in
 from ftckpt.storage.secrets import hidden, withheld
 from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
-from .environment import environment_name, is_secret, said_again
+from .environment import HELP, environment_name, is_secret, said_again
 from .invocation import Invocation, Result, complain
+from .mistakes import misplaced, refused, resolve
 from .render import error_line, json_text, printable, result_record
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, load, named, resolve
+from .verbs import RESUMABLE, VERBS, family, load, named
 from .watchdog import SignalError, answer_signals, leave, signals_caught
 
+_VERSION = ("--version", "-V")
 # A command line that is longer is not said again.
 _SHOWN = 200
 
@@ -44,29 +46,60 @@ def scan(arguments: Sequence[str]) -> _Line:
     """Find verb, `--json` and `--debug` on a command line that may not parse."""
     words = list(arguments)
     flags = words[: words.index("--")] if "--" in words else words
-    first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
-    verb = named(words[first : first + 2])
-    variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
+    verb = named(before_verb(words)[1][:2])
+    variable = os.environ.get(environment_name("--json"), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
 
 
+def before_verb(words: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """Return the options before the verb, the line from the verb on, and a strange option.
+
+    That is the first one that not every verb has: whether a value follows it is not known.
+    """
+    if not words or not words[0].startswith("-"):
+        return [], list(words), ""
+    from .derive import before_the_verb
+
+    valued = dict.fromkeys((*HELP, *_VERSION), False)
+    valued |= {name: not one.is_flag for one in before_the_verb() for name in one.opts}
+    at, strange = 0, ""
+    while at < len(words) and words[at].startswith("-") and words[at].strip("-"):
+        name, joined, _ = words[at].partition("=")
+        strange = strange or ("" if name in valued else words[at])
+        at += 2 if valued.get(name) and not joined else 1
+    return list(words[:at]), list(words[at:]), strange
+
+
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line and return how it ended; raises what the verb raises."""
-    words = ["--version"] if list(arguments) == ["version"] else _without_secrets(arguments)
+    words = _without_secrets(arguments)
     invocation.words = words
-    first = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    if not words or first == len(words) or set(words[:first]) - {"--debug"}:
-        return _without_verb(words)
-    invocation.debug |= first > 0
-    verb, rest = resolve(words[first:])
-    from click.exceptions import Exit
+    before, rest, strange = before_verb(words)
+    if strange:
+        raise misplaced(strange)
+    if not rest or rest == ["version"] or {*before}.intersection(_VERSION):
+        return _without_verb(["--version"] if rest == ["version"] else before)
+    if before:  # every verb takes them behind it
+        size = len(named(rest).split()) or len(rest)
+        rest = [*rest[:size], *before, *rest[size:]]
+        invocation.words = rest
+    if not named(rest) and family(rest[0]) and {*HELP}.intersection(rest[1:]):
+        from .overview import family_help
 
+        write(sys.stdout, family_help(rest[0]) + "\n")
+        return Result()
+    verb, rest = resolve(rest)
+    from click import exceptions
+
+    command = load(verb)
     try:
-        with load(verb).make_context(f"ftckpt {verb}", rest, obj=invocation) as ctx:
+        with command.make_context(f"ftckpt {verb}", list(rest), obj=invocation) as ctx:
             result = ctx.command.invoke(ctx)
-    except Exit as asked:
+    except exceptions.Exit as asked:
         return Result(ExitCode(asked.exit_code))
+    except exceptions.UsageError as error:
+        raise refused(error, command, rest) from error
     except OSError as error:
         if not invocation.started:  # click prints the help by itself
             unwritable(sys.stdout, error)
@@ -77,11 +110,12 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
 def _without_verb(words: list[str]) -> Result:
     from . import root
 
-    if not {*words} - {"--debug"}:
+    asked = [one for one in words if one in (*HELP, *_VERSION)]
+    if not asked:
         write(sys.stderr, root.help_text() + "\n")
         return Result(ExitCode.USAGE, "no verb was given", "see ftckpt --help")
     try:
-        root.answer(words)
+        root.answer(asked)
     except OSError as error:  # typer prints the help by itself
         unwritable(sys.stdout, error)
         raise
@@ -137,7 +171,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return Result(ExitCode.INTERRUPTED, "interrupted")
     except BaseException as error:
         invocation.close()
-        if invocation.debug and not _is_usage(error):
+        if invocation.debug and not isinstance(error, UsageError):
             import traceback
 
             write(sys.stderr, hidden(traceback.format_exc()))
@@ -166,8 +200,6 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     """Return the exit code and the words for an exception."""
     if isinstance(error, FtckptError):
         return Result(error.exit_code, error_line(error), error.hint)
-    if _is_usage(error):
-        return _usage(" ".join(cast(Any, error).format_message().split()), verb)
     if isinstance(error, MemoryError) or _found_no_room(error):
         return Result(
             ExitCode.NO_RESOURCE,
@@ -215,11 +247,6 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     )
 
 
-def _is_usage(error: BaseException) -> bool:
-    """Say whether click refuses a command line; it is imported where a verb is parsed."""
-    return hasattr(error, "format_message")
-
-
 def _lost_module(error: BaseException) -> str:
     """Return the name of a module that is installed and cannot be read, or ''."""
     if not isinstance(error, ImportError) or not error.name:
@@ -234,17 +261,6 @@ def _found_no_room(error: BaseException) -> bool:
     return isinstance(error, ImportError) and bool(
         re.search("failed to map segment|[Cc]annot allocate memory", str(error))
     )
-
-
-def _usage(message: str, verb: str) -> Result:
-    """Return what click says of a command line, in our words where its own say too little."""
-    message = message.rstrip(".")
-    hint = f"see ftckpt {verb} --help".replace("  ", " ")
-    extra = re.fullmatch(r"Got unexpected extra arguments? *\(?s?\)? \((.*)\)", message)
-    if extra:
-        message = f"more arguments than {verb or 'ftckpt'} takes: {extra[1]}"
-        hint = f"a path with spaces needs quotes; {hint}"
-    return Result(ExitCode.USAGE, message, hint)
 
 
 def prepare_streams() -> None:

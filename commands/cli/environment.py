@@ -1,53 +1,25 @@
-"""Flags from the environment: what their variables are called, and which names set nothing.
+"""Variables of the environment: what each is called, and which names set nothing.
 
-A misspelt `FTCKPT_LATEST_VERFY=content` would otherwise skip the check that its author relies on.
+Common and storage options have one, FTCKPT_ENDPOINT for `--endpoint`. What a verb does is said on
+its command line, and its defaults stand in the file of settings, so that nobody inherits a check
+that is skipped. A misspelt name would set nothing in silence, so it is refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftckpt.errors import UsageError
-
-# Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
-NO_ENVIRONMENT = frozenset(
-    {
-        "apply",
-        "create_root",
-        "no_check",
-        "force",
-        "no_proof",
-        "purge_now",
-        "restart",
-        "skip_unverified",
-        "yes",
-    }
-    | {
-        "trust_recorded",
-        "backwards",
-        "allow_gaps",
-        "allow_missing_tier",
-        "no_lock",
-        "retry_suspected",
-        "any_name",
-        "delete_corrupt",
-        "free",
-        "max_delete",
-        "min_survivors",
-        "policy",
-        "trash_ttl",
-    }
-)
 
 HELP = ("--help", "-h")
 PREFIX = "FTCKPT_"
 # Every name shares the prefix, so that less likeness than this is none.
 _NEAR = 0.8
-# Variables that set no flag: the file of remotes, what `replay` gives to the processes that it
+# Variables that set no option: the file of settings, what `replay` gives to the processes that it
 # records, what `guard` tells its command, and what the tests read.
 # Kubernetes makes the others in every pod beside a Service named ftckpt or ftckpt-something.
 _OTHERS = (
@@ -81,66 +53,23 @@ def said_again(words: Sequence[str]) -> list[str]:
     return [*kept, *words[end:]]
 
 
-def refuse_unknown(
-    verbs: Collection[str],
-    load: Callable[[str], Any],
-    environment: Mapping[str, str] = os.environ,
-    *,
-    more: Callable[[], Collection[str]] = tuple,
-) -> None:
+def refuse_unknown(known: Collection[str], environment: Mapping[str, str] = os.environ) -> None:
     """Check every variable that begins with FTCKPT_.
 
-    Only the verbs that such a variable may belong to are loaded: without one nothing is.
-
     Args:
-        verbs: the names of all verbs.
-        load: returns the command of a verb.
+        known: the names that set an option.
         environment: the variables and their values.
-        more: returns names of verbs that are asked after all others.
 
     Raises:
-        UsageError: one sets no flag of any verb; the hint names the nearest that does.
+        UsageError: one sets no option; the hint names the nearest that does.
     """
-    known = _Verbs(verbs, load)
     for name in sorted(n for n in environment if n.startswith(PREFIX)):
-        if any(name in known.variables(verb) for verb in known.owners(name)):
-            continue
-        if re.fullmatch(_OTHERS, name) and not known.begins_as_replay(name):
-            continue
-        added = _Verbs(more(), load)
-        if any(name in added.variables(verb) for verb in added.owners(name)):
-            continue
-        raise UsageError(f"{name} sets no flag", hint=known.hint(name))
-
-
-class _Verbs(NamedTuple):
-    names: Collection[str]
-    load: Callable[[str], Any]
-
-    def begins_as_replay(self, name: str) -> bool:
-        """Return whether a name means a verb such as `replay run`, and so one of its flags."""
-        return any(name.startswith(_prefix(v)) for v in self.names if v.startswith("replay "))
-
-    def owners(self, name: str) -> Iterator[str]:
-        return (verb for verb in self.names if name.startswith(_prefix(verb)))
-
-    def variables(self, verb: str) -> set[str]:
-        params = self.load(verb).params
-        return {name for p in params if isinstance(name := getattr(p, "envvar", None), str)}
-
-    def hint(self, name: str) -> str:
-        for verb in self.owners(name):
-            for flag in NO_ENVIRONMENT:
-                if name == environment_name(verb, [f"--{flag.replace('_', '-')}"]):
-                    flag = flag.replace("_", "-")
-                    return f"--{flag} has no variable, so that nobody inherits it: type it"
-        verbs = list(self.owners(name)) or self.names
-        near = get_close_matches(name, {one for v in verbs for one in self.variables(v)}, 1, _NEAR)
-        return f"did you mean {near[0]}?" if near else "ftckpt help environment explains the names"
-
-
-def _prefix(verb: str) -> str:
-    return f"{PREFIX}{verb.replace(' ', '_').upper()}_"
+        if name not in known and not re.fullmatch(_OTHERS, name):
+            near = get_close_matches(name, known, 1, _NEAR)
+            said = "common and storage options alone have variables: ftckpt help environment"
+            raise UsageError(
+                f"{name} sets no option", hint=f"did you mean {near[0]}?" if near else said
+            )
 
 
 def environment_flags(ctx: Any) -> dict[str, str]:
@@ -153,11 +82,6 @@ def environment_flags(ctx: Any) -> dict[str, str]:
     return found
 
 
-def environment_name(verb: str, flags: Sequence[str]) -> str:
-    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`.
-
-    Of a flag's names the first long one counts; others stand for it.
-    """
-    flag = next(flag for flag in flags if flag.startswith("--"))
-    name = f"ftckpt_{verb}_{flag.lstrip('-')}"
-    return name.replace("-", "_").replace(" ", "_").upper()
+def environment_name(option: str) -> str:
+    """Return the variable of a common or storage option: FTCKPT_ENDPOINT of `--endpoint`."""
+    return PREFIX + option.lstrip("-").replace("-", "_").upper()

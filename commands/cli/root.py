@@ -8,32 +8,27 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ftckpt.errors import UsageError
 from ftckpt.version import __version__
 
 from .environment import HELP
+from .overview import all_help
 from .terminal import write
-from .verbs import all_verbs
 
 
 class VerbList(TyperGroup):
     """The list of verbs; each is parsed by itself (`derive`)."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs, of ours from the static table."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(all_verbs().items()))
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs under their headings, of ours from the static table."""
+        formatter.write(help_text())
 
 
 app = typer.Typer(
     name="ftckpt",
     cls=VerbList,
-    help="Checkpoint operations for large-model training.",
-    epilog="ftckpt VERB --help explains a verb, ftckpt help exit-codes what scripts can rely on.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    subcommand_metavar="VERB ...",
     context_settings={"help_option_names": list(HELP)},
 )
 
@@ -59,22 +54,10 @@ def _options(
 
 
 def answer(words: list[str]) -> None:
-    """Print what options without a verb ask for.
-
-    Raises:
-        UsageError: it is not an option of the program.
-    """
-    try:
-        typer.main.get_command(app).main(words, "ftckpt", standalone_mode=False)
-    except Exception as error:
-        said = getattr(error, "format_message", None)
-        if said is None:
-            raise
-        raise UsageError(" ".join(said().split()).rstrip("."), hint="see ftckpt --help") from error
+    """Print what options without a verb ask for: the version or the help."""
+    typer.main.get_command(app).main(words, "ftckpt", standalone_mode=False)
 
 
 def help_text() -> str:
     """Return the help of the whole."""
-    root = typer.main.get_command(app)
-    with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
-        return str(root.get_help(ctx))
+    return all_help()

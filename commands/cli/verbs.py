@@ -8,65 +8,81 @@ is matched against two words first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ftckpt import plugins
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import UnsupportedError
 from ftckpt.storage.settings import read_settings
-
-from .environment import refuse_unknown
 
 if TYPE_CHECKING:
     from .derive import Verb
 
-# Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
-VERBS: dict[str, str] = {
-    "inspect": "Show what a checkpoint holds, from headers alone",
-    "ls": "List the checkpoints of a root: step, age, size, class, verified or not, pins",
-    "du": "Show where a checkpoint's bytes are, by component and layer",
-    "cat": "Print a tensor, a part of it, or other state, reading only what that needs",
-    "verify": "Check a checkpoint, and name the evidence for the verdict",
-    "seal": "Record digests of a checkpoint, so that any later change is found",
-    "latest": "Print the newest checkpoint that passes",
-    "promote": "Point a root at a checkpoint, after verifying it",
-    "restart": "Print a checkpoint that a job of N ranks loads: find, check, reshard if needed",
-    "reshard": "Write a checkpoint for another number of ranks, optimizer included",
-    "convert": "Write a checkpoint in another format: whole, or one part of it",
-    "families": "List the tables of model families, or check one against a model",
-    "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
-    "sync": "Ship the checkpoints of a root to another tier, the oldest missing one first",
-    "repair": "Repair a damaged checkpoint with the blocks of a replica",
-    "diff": "Show what changed between two checkpoints, of any formats and topologies",
-    "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
-    "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
-    "gc purge": "Free the space of trash that is old enough",
-    "pin": "Keep a checkpoint until it is unpinned, against all retention rules",
-    "unpin": "Unpin a checkpoint, so that retention rules apply to it again",
-    "pins": "List the pins and tags of a root",
-    "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
-    "untag": "Remove tags from a checkpoint, so that retention rules apply to it again",
-    "delta pack": "Write a checkpoint as its difference from another one, or compressed whole",
-    "delta unpack": "Write a delta as a full checkpoint, every tensor proven by its digest",
-    "delta info": "Show a delta's content, its chain of bases, and the cost of a restore",
-    "delta rebase": "Rewrite a delta against another base, or none; every bit stays",
-    "plan": "Compute how often to save, what it costs, and what to improve first",
-    "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
-    "plan elastic": "Compute batch, accumulation and learning rate for fewer or more GPUs",
-    "plan compress": "Compute whether compressing a checkpoint makes the save shorter",
-    "plan risk": "Compute how likely a run is to fail, and its time without checkpoints",
-    "status": "Show a run's checkpoint health: newest saves, age, cadence, size, alerts",
-    "incidents": "Show what failed, how often and where, from job logs, sacct and the guard's log",
-    "guard": "Start a job from its newest good checkpoint, watch it, and restart it",
-    "replay run": "Run a training and its restart, and compare them bit by bit",
-    "replay compare": "Compare the logs of runs, and name the first event that differs",
-    "replay audit": "Report what a restart from a checkpoint would lack, without running it",
-    "doctor": "Show what this machine and a place can do, and what to do about the rest",
-    "demo": "Make a small real checkpoint, damage it, and walk through the incident",
-    "completions": "Print the completion script of a shell",
-    "config": "Show which settings are active, and where each comes from",
-    "help": "Explain exit codes, the environment, or a verb",
+# Verbs under the headings of `ftckpt --help`, each with its summary: the list needs no verb. A test
+# holds the summaries to the modules, and to one line of 80 columns.
+HEADINGS: dict[str, dict[str, str]] = {
+    "Look": {
+        "ls": "List the checkpoints of a root: step, age, size, verified, pins",
+        "status": "Show a run's checkpoint health: age, cadence, size, alerts",
+        "inspect": "Show what a checkpoint holds, from headers alone",
+        "du": "Show where a checkpoint's bytes are, by component and layer",
+        "cat": "Print a tensor, a part of it, or other state",
+        "diff": "Show what changed between two checkpoints of any formats",
+    },
+    "Trust": {
+        "verify": "Check a checkpoint, and name the evidence for the verdict",
+        "scrub": "Check a root's checkpoints in turn, the longest unread first",
+        "seal": "Record digests of a checkpoint, so that a later change is found",
+        "repair": "Repair a damaged checkpoint with the blocks of a replica",
+    },
+    "Change": {
+        "reshard": "Write a checkpoint for another number of ranks",
+        "convert": "Write a checkpoint in another format: whole, or one part of it",
+        "families": "List the tables of model families, or try one on a model",
+        "delta pack": "Write a checkpoint as its difference from another, or compressed",
+        "delta unpack": "Write a delta as a full checkpoint, every tensor proven",
+        "delta info": "Show a delta's content, its bases, and the cost of a restore",
+        "delta rebase": "Rewrite a delta against another base, or none",
+    },
+    "Keep": {
+        "copy": "Copy a checkpoint between tiers: verified, resumable",
+        "sync": "Ship the checkpoints of a root to another tier, oldest first",
+        "gc": "Drop the checkpoints that no rule keeps: a plan, then --apply",
+        "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
+        "gc purge": "Free the space of trash that is old enough",
+        "rm": "Drop checkpoints by name: a plan, then --apply",
+        "pin": "Keep a checkpoint against all rules, until its pin is removed",
+        "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
+    },
+    "Run": {
+        "latest": "Print the newest checkpoint that passes",
+        "restart": "Print a checkpoint that N ranks load: find, check, reshard",
+        "guard": "Start a job from its newest good checkpoint, and restart it",
+        "promote": "Point a root at a checkpoint, after verifying it",
+        "replay run": "Run a training and its restart, and compare them bit by bit",
+        "replay compare": "Compare the logs of runs, and name the first difference",
+        "replay audit": "Report what a restart from a checkpoint would lack",
+    },
+    "Learn": {
+        "plan": "Compute how often to save, what it costs, and what to improve",
+        "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
+        "plan elastic": "Compute batch and learning rate for fewer or more GPUs",
+        "plan compress": "Compute whether compressing a checkpoint makes a save shorter",
+        "plan risk": "Compute how likely a run is to fail, and its time unsaved",
+        "incidents": "Show what failed, how often and where, from the logs of jobs",
+        "doctor": "Show what this machine and a place can do, and what is wrong",
+        "demo": "Make a small real checkpoint, damage it, and find the damage",
+        "config": "Show which settings are active, and where each comes from",
+        "completions": "Print the completion script of a shell",
+        "help": "Explain exit codes, the environment, or a verb",
+    },
+}
+VERBS: dict[str, str] = {verb: said for verbs in HEADINGS.values() for verb, said in verbs.items()}
+# Verbs of two words that the list shows in one line.
+FAMILIES = {
+    "delta": "Store checkpoints as differences: pack, unpack, info, rebase",
+    "replay": "Prove that a restart repeats a run: run, compare, audit",
+    "plan": "Compute how often to save (also sweep, elastic, compress, risk)",
 }
 
 # The next run of the same command continues what a killed run of these has done.
@@ -74,28 +90,6 @@ RESUMABLE = frozenset(
     {"restart", "reshard", "convert", "copy", "sync", "repair"}
     | {"delta pack", "delta unpack", "delta rebase"}
 )
-
-# Where a verb is as like a word as this, those that are less like it are not meant.
-_ALIKE = 0.75
-# What other tools call it. The command line says which of several was meant.
-_MEANT = {
-    "restore": ("restart", "delta unpack", "repair", "gc undelete"),
-    "resume": ("restart", "latest"),
-    "undo": ("gc undelete",),
-    "list": ("inspect", "status"),
-    "show": ("inspect",),
-    "info": ("inspect", "delta info"),
-    "check": ("verify",),
-    "validate": ("verify",),
-    "compare": ("diff",),
-    "merge": ("convert",),
-    "export": ("convert",),
-    "cp": ("copy",),
-    "rm": ("gc",),
-    "delete": ("gc",),
-    "prune": ("gc",),
-    "forget": ("gc",),
-}
 
 
 def names() -> list[str]:
@@ -132,38 +126,6 @@ def family(first: str) -> list[str]:
     return [verb for verb in names() if verb.partition(" ")[0] == first]
 
 
-def _near(name: str) -> list[str]:
-    """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
-    if name in _MEANT:
-        return list(_MEANT[name])
-    known: dict[str, list[str]] = {}
-    for verb in names():
-        for word in dict.fromkeys((verb.partition(" ")[0], verb.rpartition(" ")[2])):
-            known.setdefault(word, []).append(verb)
-    if name in known:
-        return known[name]
-    near = get_close_matches(name, known, cutoff=_ALIKE) or get_close_matches(name, known)
-    return list(dict.fromkeys(verb for word in near for verb in known[word]))
-
-
-def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the verb that a command line begins with, and the words after it.
-
-    Raises:
-        UsageError: there is none of that name; it says what may be meant.
-    """
-    verb = named(words)
-    if verb:
-        return verb, list(words[len(verb.split()) :])
-    name, hint = words[0], "see ftckpt --help"
-    known = family(name)
-    if known:
-        raise UsageError(f"{name} is several verbs: {', '.join(known)}", hint=hint)
-    near = _near(name)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UsageError(f"unknown verb {name!r}{meant}", hint=hint)
-
-
 def named(words: Sequence[str]) -> str:
     """Return the verb that words begin with, one of two words first, or ""."""
     begins = [" ".join(words[:length]) for length in (2, 1)]
@@ -179,19 +141,15 @@ def load(verb: str) -> Verb:
     """
     from .derive import Verb  # what stands before a verb needs no click
 
+    others = tuple(one for one in family(verb.split()[0]) if one != verb)
     if verb in VERBS:
         module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled, others)
     module = plugins.load(plugins.VERBS, verb)
     try:
-        return Verb(verb, module, _settled, _refuse)
+        return Verb(verb, module, _settled, others)
     except Exception as error:
         raise plugins.failed(plugins.VERBS, verb, error) from error
-
-
-def _refuse() -> None:
-    """Refuse variables that set nothing; other packages are asked for those of no verb of ours."""
-    refuse_unknown(VERBS, load, more=lambda: plugins.plugins(plugins.VERBS))
 
 
 def _settled(verb: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.commands.cli.environment import environment_name
 from ftckpt.storage.options import StoreOptions
 
 from .table import ARGUMENTS, DEVICES, SWITCHES, option_kind
@@ -358,6 +359,8 @@ def parse(words: Sequence[str]) -> Asked:
     if options and not waiting and current.startswith("--"):
         waiting, _, current = current.partition("=")
     kinds = ARGUMENTS.get(verb, ("place",))
+    if "--remove" in before:
+        kinds = ARGUMENTS.get(f"{verb} --remove", kinds)
     kind = kinds[min(len(arguments), len(kinds) - 1)] if not waiting else option_kind(verb, waiting)
     return Asked(verb, kind, current, tuple(arguments), given)
 
@@ -366,7 +369,7 @@ def _stores(asked: Asked) -> StoreOptions:
     """Return how to reach object stores: as said on the line or in the environment, impatiently."""
 
     def said(flag: str) -> str:
-        variable = f"FTCKPT_{asked.verb}_{flag}".replace(" ", "_").upper()
+        variable = environment_name(flag)
         return asked.given.get(f"--{flag}", os.environ.get(variable, ""))
 
     return StoreOptions(

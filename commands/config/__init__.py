@@ -22,6 +22,7 @@ STORAGE = False
 # What follows the verb belongs to that verb.
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 EXAMPLES = (
+    ("ftckpt config verify", "what the options of verify are, and who has set each"),
     ("ftckpt config", "the file of settings, the environment, remotes, policies"),
     ("ftckpt config copy --jobs 4", "each option of copy, its value, and who has set it"),
 )
@@ -52,6 +53,7 @@ def command(
     if words:
         return _of_verb(invocation, settings, words)
     set_here = defaults(settings, is_verb)
+    set_here = [one._replace(value=_value(one.option, one.value)) for one in set_here]
     rows: list[list[Any]] = [
         [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
         for one in set_here
@@ -94,7 +96,9 @@ def _shown(name: str) -> str:
 def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -> Result:
     name = named(words)
     if not name:
-        raise UsageError(f"unknown verb {words[0]!r}", hint="see ftckpt --help")
+        from ftckpt.commands.cli.mistakes import unknown_verb
+
+        raise unknown_verb(words)
     verb, rest = load(name), words[len(name.split()) :]
     known = {one for p in verb.params for one in (*p.opts, *p.secondary_opts)}
     end = rest.index("--") if "--" in rest else len(rest)
@@ -119,10 +123,8 @@ def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -
                 "ENVIRONMENT": str(param.envvar),
                 "DEFAULT_MAP": f"{settings.path}, line {lines.get(str(param.name))}",
             }.get(kind, "default")
-            value = _plain(its.params[param.name])
             option = _long(param.opts)
-            if value and is_secret(option):
-                value = _secret(value)
+            value = _value(option, _plain(its.params[param.name]))
             found.append({"option": option, "value": value, "from": came})
     invocation.report(options=found)
     invocation.print(
@@ -143,6 +145,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return value if value is None or isinstance(value, (bool, int, float)) else hidden(str(value))
+
+
+def _value(option: str, value: Any) -> Any:
+    return _secret(value) if value and is_secret(option) else value
 
 
 def _secret(value: Any) -> str:

@@ -1,17 +1,18 @@
 """Defaults of options, and policies by root, out of the user's file of settings.
 
-They change how fast a verb works and what it shows. Nothing that deletes, overwrites or skips a
-check can be set there: only what `_DEFAULTS` lists, and a policy from there is for plans alone.
+They change how fast a verb works, what it shows and whom it tells. Nothing that deletes, overwrites
+or skips a check can be set there: only what `_DEFAULTS` lists, and a policy from there is for plans
+alone.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from ftckpt import amounts
-from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.errors import UsageError
 from ftckpt.storage.settings import SettingsFile, read_settings
 
@@ -52,6 +53,9 @@ _DEFAULTS = {
     "max-memory": _Kind((str,), "a text such as '1GiB'", amounts.size),
     "retry-seconds": _Kind((int, float), "a number of seconds", _at_least(0)),
     "progress": _Kind((str,), "a text", _one_of("auto", "json")),
+    "expect-interval": _Kind((str,), "a text such as '22m'", partial(amounts.seconds, flag="it")),
+    "on-alert": _Kind((str,), "a command", str),
+    "alert-url": _Kind((str,), "a URL", str),
 }
 
 
@@ -95,11 +99,6 @@ def _default(settings: SettingsFile, verb: str, name: str, value: Any) -> Defaul
     where = settings.where(*keys)
     kind = _DEFAULTS.get(name)
     if kind is None:
-        if name.replace("-", "_") in NO_ENVIRONMENT:
-            raise UsageError(
-                f"{where}: {name} can delete, overwrite or skip a check: no file may set it",
-                hint=f"type --{name}",
-            )
         raise UsageError(
             f"{where}: {name!r} has no default to set", hint=f"there are {', '.join(_DEFAULTS)}"
         )

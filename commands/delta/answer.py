@@ -43,7 +43,7 @@ def render(invocation: Invocation, report: PackReport, _: Mapping[str, Any]) -> 
     elif report.break_even is not None:
         invocation.print(
             f"on storage slower than {human_bytes(int(report.break_even))}/s this saves time too; "
-            "--storage-rate RATE says how often to save"
+            "--storage-bw RATE says how often to save"
         )
     return Result(ExitCode.OK, f"{message}, {'not ' if report.proof is None else ''}proven")
 

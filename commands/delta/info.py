@@ -36,8 +36,8 @@ def render(invocation: Invocation, report: DeltaReport, given: Mapping[str, Any]
             f"decodes {human_bytes(int(rates.decode))}/s, reads {human_bytes(int(rates.read))}/s"
         )
         invocation.print(report.advice.sentence)
-        if not given["storage_rate"]:
-            invocation.say("the storage is taken to be as fast as it was just read; --storage-rate")
+        if not given["storage_bw"]:
+            invocation.say("the storage is taken to be as fast as it was just read; --storage-bw")
     deltas = sum(link.blocks > 0 or link.base is not None for link in report.chain)
     read, blocks = human_bytes(report.restore.bytes_read), counted(report.restore.blocks, "block")
     return Result(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from ftckpt.commands.cli.invocation import Invocation, Relay, Result
 from ftckpt.errors import ExitCode
 from ftckpt.operations import comparing
-from ftckpt.operations.definition import option, switch
+from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,9 @@ class DiffOptions:
 
     TITLE: ClassVar[str] = "Options"
 
-    stat: Annotated[bool, switch("--stat", "Sums alone, no single tensor.")] = False
-    top: Annotated[int, option("N", "Tensors shown, by relative change.", min=0)] = 20
+    top: Annotated[int, option("N", "Tensors shown, by relative change; 0: sums alone.", min=0)] = (
+        20
+    )
     plot: Annotated[str, option("FILE", "A heat map, layer by component: .png, .svg, .html.")] = ""
 
 
@@ -68,11 +69,11 @@ def render(invocation: Invocation, report: DiffReport, _: Mapping[str, Any]) -> 
     from .text import text, unread, verdict
 
     shown = invocation.options(DiffOptions)
-    if shown.stat:
+    if not shown.top:
         invocation.report(tensors=())
     if not invocation.json:
         tolerance = invocation.document["tolerance"]
-        for line in text(report, tolerance, top=0 if shown.stat else shown.top):
+        for line in text(report, tolerance, top=shown.top):
             invocation.print(line)
         for line in unread(report.findings):
             invocation.print(line)

@@ -27,7 +27,7 @@ operation = retaining.gc
 OPTIONS = (AlertOptions,)
 
 
-class _Plan(Relay):
+class PlanPrinter(Relay):
     """Prints the plan before it is carried out, or refused."""
 
     def __init__(self, invocation: Invocation, *, apply: bool) -> None:
@@ -50,7 +50,7 @@ class _Plan(Relay):
 
 def observer(invocation: Invocation, given: Mapping[str, Any]) -> Observer:
     """Return what prints the plan."""
-    return _Plan(invocation, apply=given["apply"])
+    return PlanPrinter(invocation, apply=given["apply"])
 
 
 def check(invocation: Invocation, given: Mapping[str, Any]) -> Mapping[str, Any]:

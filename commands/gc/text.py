@@ -19,11 +19,15 @@ _HEAD = ["step>", "name", "age>", "size>", "class", "looked at", "plan", "why"]
 def plan_text(plan: RetentionPlan) -> str:
     """Return a table a run: each entry with step, age, size, class, depth, verdict and reasons.
 
+    Of a plan for what a person has named, what is not named is left out.
+
     The newest of each run come first, and of several reasons the strongest: a protection before a
     rule of the policy. What lies in the trash is left to `gc undelete`, which lists it.
     """
     by_group: dict[str, list[Row]] = defaultdict(list)
     for decision, row in zip(plan.decisions, rows(plan), strict=True):
+        if plan.policy.only and decision.entry.name not in plan.policy.only:
+            continue
         if decision.entry.entry_class is not EntryClass.TRASH:
             by_group[decision.entry.group].append(row)
     parts = []

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ftckpt.commands.cli.environment import NO_ENVIRONMENT
+from ftckpt.commands.cli.environment import environment_name
 from ftckpt.commands.cli.render import ALWAYS, MEANINGS
 from ftckpt.commands.cli.verbs import VERBS, family, load
 from ftckpt.errors import ExitCode
@@ -48,12 +48,7 @@ def verb_help(verb: str) -> VerbHelp:
     summary, _, rest = (command.help or "").strip().partition("\n")
     with command.make_context(f"ftckpt {verb}", [], resilient_parsing=True) as ctx:
         usage = " ".join(command.collect_usage_pieces(ctx))
-        found: dict[str, list[tuple[str, str]]] = {}
-        for param in command.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                found.setdefault(command.section_of(param), []).append(record)
-    sections = [(n, tuple(found[n])) for n in command.section_names() if n in found]
+        sections = [(name, tuple(rows)) for name, rows in command.sections(ctx).items()]
     said = dict.fromkeys(ALWAYS, "") | dict(command.codes)
     return VerbHelp(
         summary=summary.rstrip("."),
@@ -67,16 +62,16 @@ def verb_help(verb: str) -> VerbHelp:
 
 
 _TEXT = """\
-Every flag has an environment variable FTCKPT_<VERB>_<FLAG>: FTCKPT_VERIFY_LEVEL=structure stands
-for ftckpt verify --level structure. On/off flags take 1 and 0. A flag on the command line wins.
-The variables that were used are listed under "environment" in the JSON answer. Any other name that
-begins with FTCKPT_ is refused (2), with the nearest that is known: a misspelt one would silently
-skip what it asks for. Excepted are FTCKPT_REPLAY_*, which `ftckpt replay` gives to the processes
-that it records, and the names that Kubernetes makes for a Service (FTCKPT_SERVICE_HOST, ...).
+Common and storage options have a variable each, for every verb:
+{names}.
+On/off options take 1 and 0. An option on the command line wins. The variables that were used are
+listed under "environment" in the JSON answer. Any other name that begins with FTCKPT_ is refused
+(2), with the nearest that is known: a misspelt one would set nothing, in silence. Excepted are
+FTCKPT_REPLAY_*, which `ftckpt replay` gives to the processes that it records, and the names that
+Kubernetes makes for a Service (FTCKPT_SERVICE_HOST, ...).
 
-These flags have none, because nobody may inherit a decision to delete, to overwrite or to skip a
-check:
-{never}.
+Other options have none: what a verb does, and which check it skips, is said where it is called.
+Defaults for speed, memory and alerts stand in the file of settings (ftckpt config).
 
 ftckpt also honours
   FTCKPT_CONFIG         the file of settings; else ~/.config/ftckpt/config.toml (ftckpt config)
@@ -87,11 +82,12 @@ ftckpt also honours
 
 
 def environment_text() -> str:
-    """Return what is to be known of variables that set flags."""
-    flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
+    """Return what is to be known of variables that set options."""
+    from ftckpt.commands.cli.derive import COMMON, STORAGE
+
+    names = sorted(environment_name(one.replace("_", "-")) for one in COMMON | STORAGE)
     # Broken as the lines around it are.
-    never = textwrap.fill(", ".join(flags), 99, break_on_hyphens=False)
-    return _TEXT.format(never=never)
+    return _TEXT.format(names=textwrap.fill(", ".join(names), 99, break_on_hyphens=False))
 
 
 def markdown_pages(verbs: Iterable[str] = VERBS) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from ftckpt.commands.pictures.drawing import check_path
 from ftckpt.errors import ExitCode
 from ftckpt.operations import planning
 from ftckpt.operations.definition import option
+from ftckpt.operations.planning.failures import FailureOptions
 
 from .curve import draw, in_terminal
 from .presets import show_presets
@@ -51,7 +52,7 @@ def check(invocation: Invocation, given: Mapping[str, Any]) -> Mapping[str, Any]
     plot = invocation.options(PlanPicture).plot
     if plot in ("", "-"):
         return given
-    if not given["presets"]:
+    if invocation.options(FailureOptions).preset != "list":
         check_path(plot)
     return {**given, "beside": _BESIDE}
 

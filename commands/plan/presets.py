@@ -1,4 +1,4 @@
-"""`ftckpt plan --presets`: published failure rates, and the bytes of state of a parameter."""
+"""`ftckpt plan --preset list`: published failure rates, and the bytes of state of a parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_presets(invocation: Invocation, report: PresetList) -> Result:
         lines += [("remark", one.remark)] if one.remark else []
         invocation.print(f"--preset {one.name}")
         invocation.print(block(pairs([(f"  {name}", value) for name, value in lines]), ""))
-    invocation.print("--bytes-per-param PRECISION-OPTIMIZER, the sum of")
+    invocation.print("--set bytes-per-param=PRECISION-OPTIMIZER, the sum of")
     for name, table in report.bytes_per_param.items():
         text = ", ".join(f"{key} {size}" for key, size in table.items())
         invocation.print(f"  {name}: {text}")

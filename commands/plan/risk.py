@@ -30,7 +30,7 @@ def render(invocation: Invocation, report: RiskReport, given: Mapping[str, Any])
         ("without checkpoints", _without(report)),
     ]
     invocation.print(pairs(rows))
-    return Result(ExitCode.OK, f"{expected:,.4g} failures expected in {given['days']:g} days")
+    return Result(ExitCode.OK, f"{expected:,.4g} failures expected in {given['run']}")
 
 
 def _power(exponent_of_e: float) -> str:

@@ -190,7 +190,7 @@ def _failing(model: Model) -> Iterator[str]:
         else:
             free.append(flag)
     if isinstance(model, Silent) and not model.verify:
-        free.append("--verify-cost (a check before each save that finds every silent error)")
+        free.append("--set verify-cost (a check before each save that finds every silent error)")
     if costs:
         yield f"a failure costs {', '.join(costs)}"
     if free:

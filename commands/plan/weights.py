@@ -23,7 +23,8 @@ def weights_text(found: WeightsOnly) -> str:
     ]
     if found.rewarm_s is None:
         lines.append(
-            "- no resume uses them: without the optimizer it is not exact (--rewarm says what an "
+            "- no resume uses them: without the optimizer it is not "
+            "exact (--set rewarm says what an "
             "inexact one loses); they serve evaluation and serving"
         )
     else:

@@ -50,10 +50,10 @@ def show(invocation: Invocation, found: Status) -> None:
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
-    unknown = [run for run in found.runs if run.newest is None and run.survey.doubt]
-    for run in unknown:
-        invocation.print(f"cannot tell which save is the newest: {run.survey.doubt}")
-    if not found.alerts and not unknown:
+    doubted = [run for run in found.runs if run.doubt]
+    for run in doubted:
+        invocation.print(run.doubt_said)
+    if not found.alerts and not doubted:
         invocation.print("ok: nothing to look at")
 
 

@@ -8,7 +8,7 @@ worst=0
 each() {
     ftckpt "$@" --on-alert "$TELL" -q >/dev/null || worst=14
 }
-each verify "$ROOT" --oldest-first --budget 1h --limit-rate 200MiB/s
+each scrub "$ROOT" --budget 1h --limit-rate 200MiB/s
 each gc "$ROOT" --keep-last 3 --keep-every 1000 --thin-after 30d --apply
 each sync "$ROOT" "$TIER" --newest 3 --every 1000
 each status "$ROOT" --expect-interval 22m --scrub-every 30d --tier "$TIER"

@@ -51,6 +51,7 @@ class DeepSpeed:
 
         Raises:
             NotFoundError: none of DeepSpeed's files is there.
+            IncompleteError: layers alone are there, which a pipeline saves first.
             CorruptError: no file says which parameters there are; other damage is a finding.
             UnsafeError: a file is hostile.
             UnsupportedError: experts in a pipeline, offloaded tensors, or a cut that no rule

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.sharding import Rules
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.deepspeed.job.objects import FileObjects, read_layer, read_number, read_objects
 from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
@@ -68,6 +68,7 @@ class DeepSpeedParser:
 
         Raises:
             CorruptError: no file says which parameters there are.
+            IncompleteError: there are layers alone, which a pipeline saves first.
         """
         self.source = source
         self._rules, self._roles = rules, frozenset(roles)
@@ -96,12 +97,14 @@ class DeepSpeedParser:
                 return state
             except CorruptError as error:
                 broken = broken or error
-        raise broken or CorruptError(
+        what = (
             f"the model's files (mp_rank_*_model_states.pt) are not there: none of the"
-            f" {counted(len(self.files), 'file')} says which parameters there are",
-            kind="missing-rank",
-            file="mp_rank_00_model_states.pt",
+            f" {counted(len(self.files), 'file')} says which parameters there are"
         )
+        lost = "mp_rank_00_model_states.pt"
+        if broken is None and {f.role for f in self.files} == {FileRole.LAYER}:
+            raise IncompleteError(what, kind="missing-rank", file=lost)
+        raise broken or CorruptError(what, kind="missing-rank", file=lost)
 
     def _stage(self) -> int:
         """Return the stage that names and shapes show; an optimizer's file tells 1 from 2."""

@@ -176,7 +176,7 @@ class ChainDecoder:
         file = index.files[stored.file].name if stored.length else NAME
         place = Extent(file, stored.offset, stored.length)
         read = partial(self._check_block, tensor.key, begin, length)
-        return SelfCheck(place, tensor.key, length, read, follows)
+        return SelfCheck(place, tensor.key, length, read, follows, of_reading=True)
 
     def _check_block(self, key: str, offset: int, length: int) -> None:
         self.fill(key, offset, buffer(length, _CHECK_SLOT))
@@ -354,6 +354,11 @@ class ChainDecoding(Decoding):
 
     def __bool__(self) -> bool:
         """Return True: even a delta without a base is compressed."""
+        return True
+
+    @property
+    def proves_reads(self) -> bool:
+        """Return True: every block is held to its digest when it is decoded."""
         return True
 
     def bases(self) -> Sequence[Checkpoint]:

@@ -29,6 +29,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored
 from ftckpt.transfer.places import place_of
 from ftckpt.verification import VerifyReport
+from ftckpt.verification.seen import SeenBytes
 from ftckpt.workers import Work
 
 from .chain import manifest_digest
@@ -99,7 +100,8 @@ def _original(content: Content) -> Iterator[tuple[str, Sequence[Segment], int | 
     yield REST, [Literal(compressed(b"".join(parts)))], size
 
 
-Check = Callable[[Checkpoint], VerifyReport]
+# Verifies a source; what was seen of it is not read again (see `transfer.run.SourceCheck`).
+Check = Callable[[Checkpoint, SeenBytes | None], VerifyReport]
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def _packable(checkpoint: Checkpoint, check: Check | None) -> Packable:
         checkpoint=checkpoint,
         paths=(recorded.tensors, recorded.objects),
         manifest="" if manifest is None else manifest_digest(manifest),
-        check=None if check is None else lambda: check(checkpoint),
+        check=None if check is None else lambda seen: check(checkpoint, seen),
     )
     if isinstance(checkpoint, DeltaCheckpoint):
         index = checkpoint.index

@@ -74,9 +74,7 @@ class FolderCheckpoint(BundleCheckpoint):
         for part in self.parts:
             if part.checkpoint.described is not None:
                 yield from (part.moved(one) for one in part.checkpoint.described(part.checkpoint))
-        for file, why in self.unread.items():
-            what = why or f"{file} may hold tensors, and no format that is read here knows it"
-            yield finding("unknown-part", what, file=file)
+        yield from self.unread_parts()
         known = any(note.kind == "missing-part" for note in self.notes)  # which says why
         if not known and not any(_is_weight(info) for info in self.tensors.values()):
             read = listed([_path(part) for part in self.parts], 3) or "nothing"

@@ -108,6 +108,7 @@ class SelfCheck(NamedTuple):
         read: reads them; raises CorruptError if they are damaged.
         follows: whether it can use what the previous check has decoded.
         only_decodes: whether it compares nothing: reading the tensor would show the same.
+        of_reading: whether each reading of the tensor makes this very check.
     """
 
     extent: Extent
@@ -116,6 +117,7 @@ class SelfCheck(NamedTuple):
     read: Callable[[], None]
     follows: bool = False
     only_decodes: bool = False
+    of_reading: bool = False
 
 
 class Decoding:
@@ -126,6 +128,11 @@ class Decoding:
 
     def __bool__(self) -> bool:
         """Return whether tensors are decoded at all; opens nothing."""
+        return False
+
+    @property
+    def proves_reads(self) -> bool:
+        """Whether nothing can be read of a tensor that its own digests do not prove."""
         return False
 
     @property
@@ -394,6 +401,14 @@ class Checkpoint(Mapping[str, "TensorView"]):
         files, mixed steps).
         """
         return iter(())
+
+    def unread_parts(self) -> Iterator[Finding]:
+        """Yield the files that may hold tensors and are of no part that was read."""
+        from ftckpt.findings import finding  # few checkpoints have any
+
+        for file, why in self.unread.items():
+            what = why or f"{file} may hold tensors, and no format that is read here knows it"
+            yield finding("unknown-part", what, file=file)
 
     def records(self) -> Iterator[Record]:
         """Yield every record with a CRC-32; none if the format has none."""

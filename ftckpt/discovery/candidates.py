@@ -39,10 +39,10 @@ from .lone_manifests import HINT, alone
 from .neighbours import lacking
 from .root_marker import not_understood
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .series import newest_first
+from .series import LAST, is_trainers, newest_first, roles_in
 from .siblings import NO_STEP, Looked, among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
-from .unordered import between, in_order, outside, paired, rank_by_name
+from .unordered import averages_by_value, between, in_order, outside, paired, rank_by_name
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -77,6 +77,7 @@ class Walk:
     looked: list[Looked] = field(default_factory=list)
     unsupported: list[Child] = field(default_factory=list)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    _averaged: list[Looked] = field(default_factory=list)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
         """Yield candidates by descending step, reading only the headers that the order needs.
@@ -88,6 +89,8 @@ class Walk:
         aside = [c for c in self.root.candidates if is_put_aside(c.path) or c.path in averages]
         own = set(aside)
         yield from self._ordered([c for c in self.root.candidates if c not in own], limit)
+        averaged, self._averaged = self._averaged, []
+        yield from (one for one in averaged if limit is None or one.rank <= limit)
         if aside:
             yield from self._ordered(aside, limit)
 
@@ -105,6 +108,7 @@ class Walk:
         pool: list[tuple[float, bool, int, int, tuple[float, ...], str, Looked]] = []
         begun = False
         apart: list[Looked] = []
+        pointed = {pointer.target for pointer in self.root.pointers}
         while waiting or pool:
             # An unopened candidate is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
@@ -120,6 +124,11 @@ class Walk:
                 waiting, size = waiting[size:], BATCH
                 # Names without a step are read first, and only those can be halves.
                 every = [] if begun else [entry[-1] for entry in pool]
+                self._averaged += averages_by_value(self.root, every)
+                if self._averaged:
+                    late = {one.candidate.path for one in self._averaged}
+                    pool = [entry for entry in pool if entry[-1].candidate.path not in late]
+                    heapq.heapify(pool)
                 half = paired(self.root, every) if every else None
                 if every and limit is None:
                     torn, apart = self._torn(outside(every))
@@ -132,6 +141,8 @@ class Walk:
                 yield from in_order(self.root, [entry[-1] for entry in pool])
                 return
             looked = heapq.heappop(pool)[-1]
+            if looked.known_step is not None and looked.candidate.path in pointed:
+                apart = []  # a restart takes these, and the one before where this one is damaged
             if apart and looked.error is None:
                 yield from between(self.root, looked, apart)
                 return
@@ -156,9 +167,23 @@ class Walk:
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
         found += self._lost_among(found, candidates)
+        found += self._unread_last(found)
         found = with_places(with_steps(self.root, found), self._counts)
         self.looked += found
         yield from found
+
+    def _unread_last(self, found: Sequence[Looked]) -> list[Looked]:
+        """Return what a trainer calls its newest save and no format reads, unless one is read.
+
+        It stands for the newest: an older one, or the best, is not taken in silence.
+        """
+        if any(one.error is None and _is_last(one.candidate) for one in found):
+            return []
+        last = [child for child in self.unsupported if _is_last(child.candidate)]
+        self.unsupported = [child for child in self.unsupported if child not in last]
+        names = {child.candidate.path for child in last}
+        self.foreign = [name for name in self.foreign if name not in names]
+        return [Looked(c.candidate, c, error=_not_read(self.root, c)) for c in last]
 
     def _lost_among(
         self, found: Sequence[Looked], candidates: Sequence[Candidate]
@@ -193,7 +218,8 @@ def look(
 ) -> Looked | None:
     """Recognise a candidate and read the step from its content; None if it is foreign.
 
-    Where its content says none, its other counters are added to `counts`.
+    Its counters are added to `counts` where its content says no step, and where a sibling whose
+    name is a word (`model_last.pt`) may have the same ones.
     """
     if candidate.staging:
         by = "by its name" if finished_name(candidate.path) != candidate.path else "by its marker"
@@ -215,7 +241,7 @@ def look(
             return Looked(candidate, child)
         opened = open_part(root.store, child.part)
         found = _with_content(Looked(candidate, child), opened)
-        if counts is not None and found.step is None and not found.damaged:
+        if counts is not None and not found.damaged and _may_order(found):
             counts[candidate.path] = counts_in(opened)
         return found
     except NoStateError:
@@ -224,6 +250,20 @@ def look(
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def _is_last(candidate: Candidate) -> bool:
+    return is_trainers(candidate.path) and bool(roles_in(candidate.path) & LAST)
+
+
+def _not_read(root: Root, child: Child) -> UnsupportedError:
+    url, reason = root.url_of(child.candidate), child.part.recognition.reason
+    return UnsupportedError(f"{url} is not read by this version: {reason}")
+
+
+def _may_order(looked: Looked) -> bool:
+    nameless = looked.candidate.step is None and looked.candidate.entry.kind is EntryKind.FILE
+    return looked.step is None or nameless
 
 
 def steps_of(root: Root, children: Sequence[Child]) -> dict[str, int | None]:
@@ -314,12 +354,21 @@ def _with_content(looked: Looked, checkpoint: Checkpoint) -> Looked:
         return looked._replace(damaged=True)  # the check that follows reports it with its place
 
 
-def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
+def newest_child(
+    root: Root, note: Callable[[str], None] = lambda _: None, *, over_finished: bool = True
+) -> Child:
     """Return the newest committed checkpoint of a root, damaged or not.
 
     A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
     that a format recognises. One that gc has thinned, or that somebody has put aside, is taken only
     without any other. `note` is called for newer uncommitted ones.
+
+    Args:
+        root: to search.
+        note: takes a sentence.
+        over_finished: whether to pass over an uncommitted one that the trainer calls finished: its
+            pointer names it, or it is the one that is written over (`latest/`). No save in flight,
+            it has lost something.
 
     Raises:
         NotFoundError: there are none.
@@ -330,11 +379,15 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     uncommitted: list[Child] = []
     spare: list[Child] = []  # thinned, or put aside
     newer: list[str] = []
+    called = {pointer.target for pointer in root.pointers}
+    called |= {one.path for one in root.candidates if _is_last(one)}
     for looked in walk.newest_first():
         error = looked.error
         if is_put_aside(looked.candidate.path):  # these come last
             spare += [looked.child] if looked.child is not None else []
         elif error is not None and error.exit_code is ExitCode.INCOMPLETE:
+            if looked.child is not None and not over_finished and looked.candidate.path in called:
+                return looked.child
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
         elif looked.child is not None and _is_thinned(root, looked.child):
@@ -401,9 +454,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
             assert looked.error is not None
             return looked.error
         if looked.child is not None and looked.child.is_aside:
-            reason = looked.child.part.recognition.reason
-            url = root.url_of(candidate)
-            return UnsupportedError(f"{url} is not read by this version: {reason}")
+            return _not_read(root, looked.child)
     strange = not_understood(root, hint)
     if strange is not None:
         return strange

@@ -168,45 +168,6 @@ def not_at_grid(checkpoint: Checkpoint, world_size: int, wanted: Mapping[str, in
     return ""
 
 
-class Worlds:
-    """The condition that a checkpoint loads with a number of ranks.
-
-    Attributes:
-        any_size: whether to accept all checkpoints and only record the reasons.
-        reasons: why a checkpoint does not load with that number of ranks, by its URL.
-    """
-
-    def __init__(self, world_size: int | None, *, any_size: bool = False) -> None:
-        self.any_size = any_size
-        self.reasons: dict[str, str] = {}
-        self._world_size = world_size
-        self._topologies: dict[str, Topology] = {}
-
-    def __call__(self, checkpoint: Checkpoint) -> str:
-        """Return why a checkpoint is rejected; "" if it is accepted."""
-        if self._world_size is None:
-            return ""
-        reason = not_at_world(checkpoint, self._world_size)
-        if reason and self.any_size:
-            self.reasons[checkpoint.source.url] = reason
-            self._topologies[checkpoint.source.url] = checkpoint.topology
-            return ""
-        return reason
-
-    def command(self, url: str) -> list[str] | None:
-        """Return the command that lays a checkpoint out for the ranks; None if not needed.
-
-        Raises:
-            UsageError: see `grid_for`.
-        """
-        if self._world_size is None or url not in self.reasons:
-            return None
-        grid = grid_for(self._topologies[url], self._world_size)
-        flags = [word for name, size in grid.items() for word in (f"--{name}", str(size))]
-        target = f"{url.rstrip('/')}-world{self._world_size}"
-        return ["ftckpt", "reshard", url, target, *flags]
-
-
 def all_of(conditions: Sequence[Condition]) -> Condition:
     """Return the condition that all of several hold."""
 

@@ -201,8 +201,8 @@ def _tells(asked: Sequence[Looked], key: str, counts: Mapping[str, Mapping[str, 
 
 
 def _place(value: int, told: Sequence[tuple[int, int | None]]) -> float | None:
-    if not told:
-        return float(value)
+    if not told or (len(told) > 1 and all(known == step for known, step in told)):
+        return float(value)  # the counter is what the siblings count as their step
     at = bisect_left([known for known, _ in told], value)
     if at < len(told) and told[at][0] == value:
         return float(told[at][1] or 0)

@@ -317,7 +317,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
 def _opened(of: Format, source: Source) -> Checkpoint:
     try:
         return of.open(source)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         other = added_error(of, error)
         if other is None:
             raise

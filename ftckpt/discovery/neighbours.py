@@ -115,7 +115,7 @@ def lacking(
         return part
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = not beside.newer and _is_pointed_at(root, child.candidate, step)
-    certain = lost.certain and beside.same and not pointed
+    certain = lost.certain and beside.same and (lost.of_several or not pointed)
     return Lacking(lost.message, certain, small=True, of_ranks=lost.of_ranks)
 
 

@@ -133,7 +133,9 @@ def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Reco
     for candidate in formats:
         try:
             found = candidate.recognise(listing)
-        except Exception as error:
+            if found is not None and not isinstance(found, Recognition):
+                raise TypeError(f"recognise returned {type(found).__name__}, not a Recognition")
+        except (Exception, SystemExit) as error:
             if added_error(candidate, error) is None:
                 raise
             continue  # noted, and it hides no other
@@ -142,7 +144,7 @@ def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Reco
     return None
 
 
-def added_error(candidate: Format, error: Exception) -> FtckptError | None:
+def added_error(candidate: Format, error: BaseException) -> FtckptError | None:
     """Return the error for a mistake in another package's format, which is noted; else None."""
     ours = type(candidate).__module__.startswith("ftckpt.")
     if ours or isinstance(error, (FtckptError, MemoryError)):

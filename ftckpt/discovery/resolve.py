@@ -26,7 +26,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.remotes import split
+from ftckpt.storage.remotes import SELECTOR, split
 from ftckpt.storage.secrets import withheld
 from ftckpt.storage.source import Source, leads_nowhere
 from ftckpt.storage.store import Entry, EntryKind, Store
@@ -44,7 +44,8 @@ _BESIDE = 4096
 _FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _STORES = StoreOptions()
-_SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
+# What may have been meant to name one of a root's checkpoints.
+_AFTER_AT = r"(?P<root>.+)@(?P<name>[^/@]*)"
 
 
 class Place(NamedTuple):
@@ -129,17 +130,28 @@ def locate(url: str, options: StoreOptions) -> Place:
     except NotFoundError as error:
         from ftckpt.storage.suggestions import hint_for_absent
 
-        match = re.fullmatch(_SELECTOR, url)
+        match = re.fullmatch(f"(?P<root>.+){SELECTOR}", url)
         if match is None:
-            error.hint = error.hint or hint_for_absent(url)
+            error.hint = error.hint or _after_at(url) or hint_for_absent(url)
             raise
+    which = "latest" if match["which"] == "newest" else match["which"]
     try:
-        return _at(match["root"], options)._replace(which=match["which"])
+        return _at(match["root"], options)._replace(which=which)
     except NotFoundError as error:
         from ftckpt.storage.suggestions import hint_for_absent
 
         error.hint = error.hint or hint_for_absent(match["root"])
         raise
+
+
+def _after_at(url: str) -> str:
+    """Return a hint for `ROOT@` with a word that names none; "" where no such root is local."""
+    match = re.fullmatch(_AFTER_AT, url)
+    if match is None or not os.path.isdir(match["root"]):
+        return ""
+    number = re.search(r"\d+$", match["name"])
+    which = str(int(number[0])) if number else "latest"
+    return f"after @ comes the number of a step, or latest: {match['root']}@{which}"
 
 
 def gathered(place: Place, also: Sequence[str], options: StoreOptions) -> Place:

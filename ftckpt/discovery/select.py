@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -142,13 +142,11 @@ class LatestReport(Selection):
         target: the root, or the nearest tier.
         tiers: what each of several tiers had to give.
         remembered: the verdicts that stood for a check of what was chosen; None where none may.
-        reshard: the command after which it loads at the world size; None if it does as it is.
     """
 
     target: str
     tiers: tuple[TierReport, ...] = field(default=(), metadata=IF_SOME)
     remembered: Sequence[Mapping[str, object]] | None = field(default=None, metadata=IF_ANY)
-    reshard: Sequence[str] | None = field(default=None, metadata=IF_ANY)
 
 
 @dataclass(frozen=True)
@@ -308,7 +306,13 @@ def _try(
         wanted = rules.lacking(checkpoint)
         if wanted:
             return ExitCode.UNVERIFIED, f"{source.url} {wanted}", "", True
-        return *check(checkpoint, root), "", False
+        code, message = check(checkpoint, root)
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        moments = kinds & {Kind.EXP_AVG, Kind.EXP_AVG_SQ}
+        if code is ExitCode.OK and moments and not kinds & {Kind.PARAM, Kind.MASTER}:
+            alone = f"{source.url} holds an optimizer's state and no weights"
+            return ExitCode.UNVERIFIED, alone, "", True
+        return code, message, "", False
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False

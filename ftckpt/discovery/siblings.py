@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.steps import counters_in
 from ftckpt.errors import FtckptError
 from ftckpt.storage.state_files import numbers_in, without_numbers
@@ -29,6 +30,7 @@ from ftckpt.storage.store import EntryKind, join
 from ftckpt.strict_json import JsonError, decode
 
 from . import series
+from .listing import open_part
 from .roots import Candidate, Child, Root
 from .step_names import is_put_aside, stem_of
 
@@ -162,11 +164,33 @@ def with_steps(root: Root, looked: Iterable[Looked]) -> list[Looked]:
         known = place.rank is not None and not (place.last and place.rank < top)
         rank = place.rank if known else None
         found[n] = one._replace(step=place.step, place=rank, astray=not known)
-    stepped = {_kind(one) for one in found if one.known_step is not None} - {""}
+    stepped = {_kind(one): one for one in sorted(found, key=_step) if one.known_step is not None}
     return [
-        one._replace(astray=True) if _is_last(one) and _kind(one) in stepped else one
+        one._replace(astray=True)
+        if _is_last(one) and (beside := stepped.get(_kind(one))) and _is_full(root, one, beside)
+        else one
         for one in found
     ]
+
+
+def _step(one: Looked) -> int:
+    return one.known_step or 0
+
+
+def _is_full(root: Root, one: Looked, beside: Looked) -> bool:
+    """Whether a save holds what one with a step does: weights alone are an export beside it."""
+    if one.child is None or beside.child is None:
+        return False
+    if one.child.part.recognition.by_names or one.candidate.entry.kind is not EntryKind.FILE:
+        return True
+    try:
+        mine, its = (
+            {info.kind for info in open_part(root.store, child.part).tensors.values()}
+            for child in (one.child, beside.child)
+        )
+    except FtckptError:
+        return True
+    return mine >= its & {Kind.PARAM, Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ}
 
 
 def _is_last(one: Looked) -> bool:
@@ -176,9 +200,7 @@ def _is_last(one: Looked) -> bool:
 
 
 def _kind(one: Looked) -> str:
-    """Return the format of a save of several parts; "" for any other."""
-    part = None if one.child is None else one.child.part
-    return part.format.name if part is not None and part.recognition.by_names else ""
+    return "" if one.child is None else one.child.part.format.name
 
 
 def _is_told(one: Looked) -> bool:

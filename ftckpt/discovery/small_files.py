@@ -34,6 +34,7 @@ _NAMES = 4096
 _DEPTH, _FOLDERS = 3, 16
 _DIGITS = 18
 _HOLDS = "holds files"
+_OF_LAYERS = re.compile(r"(?<![a-z])(?:layers?|blocks?|experts?)[-_.]?#")
 # Names without numbers -> those that have them.
 Names = Mapping[str, Set[str]]
 
@@ -58,11 +59,13 @@ class SmallFiles(NamedTuple):
         certain: whether two steps show that its save was not finished, or lost it.
         of_ranks: how many files of a kind the steps beside have, where a job of fewer ranks would
             have saved what is there; 0 otherwise.
+        of_several: whether others of its kind are there, which no run begins to save without it.
     """
 
     message: str
     certain: bool
     of_ranks: int = 0
+    of_several: bool = False
 
 
 def lost_small_files(
@@ -152,8 +155,10 @@ def _lost(
         shape = fewer[0]
         names = sorted(theirs[0][shape] - mine[shape])[: len(theirs[0][shape]) - len(mine[shape])]
         what = f"{here} lacks {listed(names, 3)}, which {having}"
-        if certain and not _is_counted(mine[shape], theirs[0][shape]):
-            return SmallFiles(f"{what}: its save was not finished, or it was lost", certain=True)
+        # A job of fewer ranks has fewer files of ranks; no model has fewer layers than before.
+        if certain and (_OF_LAYERS.search(shape) or not _is_counted(mine[shape], theirs[0][shape])):
+            what = f"{what}: its save was not finished, or it was lost"
+            return SmallFiles(what, certain=True, of_several=True)
         what = f"{what}: the job had fewer ranks, or it was lost"
         return SmallFiles(what, False, len(theirs[0][shape]) if certain else 0)
     if not lost or (len(sides) == 1 and not state):

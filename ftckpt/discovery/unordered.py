@@ -14,6 +14,7 @@ from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
 
 from . import series
+from .averaged import averaged_series
 from .counts import is_unnumbered
 from .listing import open_part
 from .roots import Root
@@ -212,6 +213,21 @@ def _newest_whole(halves: Sequence[Mapping[tuple[int, ...], Looked]]) -> tuple[i
     return max(set.intersection(*sound), default=None) if sound else None
 
 
+def averages_by_value(root: Root, looked: Sequence[Looked]) -> list[Looked]:
+    """Return the averages of other weights that their values show, the newest first."""
+    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
+    for one in looked:
+        place = series.place_of(one.candidate.path)
+        if place is not None and place.series != series.STEPS:
+            by_series[place.series][place.numbers] = one
+    by_series = {name: own for name, own in by_series.items() if len(own) > 1}
+    return [
+        one
+        for name in sorted(averaged_series(root, by_series) if len(by_series) > 1 else ())
+        for _, one in sorted(by_series[name].items(), reverse=True)
+    ]
+
+
 def saved_together(root: Root, looked: Sequence[Looked]) -> frozenset[str]:
     """Return the series that are saved together (see `paired`); none if each stands alone."""
     return frozenset(_first_together(root, _members(looked)))
@@ -232,7 +248,10 @@ def _first_together(
 ) -> set[str]:
     """Return series that are saved together; none if each stands alone."""
     groups: list[set[str]] = []
+    averages = averaged_series(root, by_series) if len(by_series) > 1 else frozenset()
     for name, own in sorted(by_series.items()):
+        if name in averages:
+            continue
         for group in groups[:_COMPARED]:
             if _are_halves(root, by_series[min(group)], own):
                 group.add(name)

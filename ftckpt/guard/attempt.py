@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ftckpt.amounts import shown_duration
 from ftckpt.errors import ExitCode
 
+from .alarm import Alarm, stacks
 from .decisions import (
     LOOKS,
     STARTING,
@@ -31,7 +32,7 @@ from .decisions import (
     usual_interval,
 )
 from .journal import GuardJournal, Standing
-from .keeper import Alarm, stacks, started_at
+from .keeper import started_at
 from .lock import Hold
 from .notices import Notice, write_notice
 from .supervise import (

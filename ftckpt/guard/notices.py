@@ -26,8 +26,6 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from ftckpt.errors import UsageError
-
 _LINK_LOCAL = "http://169.254.169.254"
 _TIMEOUT = 3.0
 _COMMAND_TIMEOUT = 30.0
@@ -204,17 +202,9 @@ class NoticeCommand:
 CLOUDS: Mapping[str, Callable[[str], NoticeSource]] = {"aws": Aws, "gcp": Google, "azure": Azure}
 
 
-def sources(clouds: Sequence[str], command: str = "", url: str = "") -> list[NoticeSource]:
-    """Return the sources that were asked for.
-
-    Raises:
-        UsageError: a cloud that is not known.
-    """
-    for name in clouds:
-        if name not in CLOUDS:
-            raise UsageError(f"--notices {name!r} is not known", hint=", ".join(CLOUDS))
-    found = [CLOUDS[name](url) for name in clouds]
-    return [*found, *([NoticeCommand(command)] if command else [])]
+def sources(asked: Sequence[str], url: str = "") -> list[NoticeSource]:
+    """Return the sources that were asked for: the names of clouds, and commands."""
+    return [CLOUDS[one](url) if one in CLOUDS else NoticeCommand(one) for one in asked]
 
 
 class NoticeThread(threading.Thread):

@@ -15,10 +15,11 @@ from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError
 from ftckpt.replay.processes import end_marked
 
 from . import terms
+from .alarm import Alarm
 from .attempt import CommandAttempt, GuardTools
 from .decisions import CommandEnd, Next, attempts, suspects, unended, what_next
 from .journal import GuardJournal, Standing
-from .keeper import Alarm, adopt_orphans, started_at
+from .keeper import adopt_orphans, started_at
 from .lock import Hold
 from .notices import Notice, NoticeThread
 from .supervise import MARK, STOPPING, TICK, Events, NoticedError

@@ -200,7 +200,7 @@ def ended(
         return own(
             ExitCode.UNAVAILABLE,
             f"the command has finished, and its last save is not verified: {unseen}",
-            "ftckpt latest ROOT --verify content, when the store answers",
+            "ftckpt latest ROOT --level content, when the store answers",
             restarts,
         )
     if after.code == 0 and last is not None and last.code in _BAD:

@@ -145,9 +145,13 @@ class Verifier:
             return None
         try:
             result = json.loads(said)["result"]
-            return ExitCode(result["code"]), str(result["message"])
+            code, message = ExitCode(result["code"]), str(result["message"])
         except (ValueError, KeyError, TypeError):
             return None
+        if code is ExitCode.OK and self.level == "structure":
+            # No save is known to be good, and pinned, whose content was not read.
+            return ExitCode.UNVERIFIED, f"{message}; its content was not read"
+        return code, message
 
     def stop(self) -> None:
         """End what runs, and start nothing more."""

@@ -95,7 +95,7 @@ def _or_ever(seconds: float | None) -> float:
 # A save that takes longer than usual by less than this is not worth a look, whatever the ratio.
 _SLOWER_S = 1.0
 _PILE = 2
-_SCRUB = "ftckpt verify ROOT --oldest-first --budget 1h, every night"
+_SCRUB = "ftckpt scrub ROOT --budget 1h, every night"
 _BLIND = ": no evidence covers its content, so that a scrub cannot verify it"
 _SEAL = "ftckpt seal records evidence, after each save"
 _ABANDONED = 3

@@ -98,7 +98,7 @@ class Health:
     """
 
     SAID: ClassVar = {
-        "root": "survey.url", "newest_with": "newest_with", "doubt": "survey.doubt",
+        "root": "survey.url", "newest_with": "newest_with", "doubt": "doubt",
         "verified": "survey.verified", "thinned": "weights_alone", "leftovers": "leftovers",
         "free": "survey.free", "saves": "survey.held",
     }  # fmt: skip
@@ -117,6 +117,18 @@ class Health:
     durable: Durable | None = field(metadata=said_as("tier"))
     scrubbed: Scrubbed | None = field(metadata=said_as("scrub"))
     alerts: tuple[Alert, ...]
+
+    @property
+    def doubt(self) -> str:
+        """Say why no save is known to be the newest, or why it is not known to be good."""
+        return self.survey.unread if self.newest is not None else self.survey.doubt
+
+    @property
+    def doubt_said(self) -> str:
+        """Say in a sentence what the doubt is about."""
+        if self.newest is not None:
+            return f"the newest save is not known to be good: {self.doubt}"
+        return f"cannot tell which save is the newest: {self.doubt}"
 
     @property
     def newest_with(self) -> tuple[str, ...]:
@@ -159,8 +171,8 @@ class Status:
 
     @property
     def doubt(self) -> str:
-        """Say why no save of a run is known to be the newest; "" where one is."""
-        return next((r.survey.doubt for r in self.runs if r.newest is None and r.survey.doubt), "")
+        """Say why the newest save of a run is not known, or not read; "" where it is both."""
+        return next((run.doubt for run in self.runs if run.doubt), "")
 
     @property
     def code(self) -> ExitCode:
@@ -174,7 +186,7 @@ class Status:
         """Say in one sentence what is to be looked at."""
         if not self.alerts:
             if self.doubt:
-                return f"cannot tell which save is the newest: {self.doubt}"
+                return next(run.doubt_said for run in self.runs if run.doubt)
             return f"{counted(len(self.runs), 'run')}, nothing to look at"
         first, *rest = self.alerts
         return f"{first.kind}: {first.message}" + (f" (and {len(rest)} more)" if rest else "")

@@ -120,6 +120,7 @@ class Survey:
         together: how many of the first of them make one save.
         halves: names of later files, of which the other half of a save is not there.
         doubt: why no save is known to be the newest; "" where one is.
+        unread: why the newest save is read in part or not at all; "" where it is read.
     """
 
     url: str
@@ -135,6 +136,7 @@ class Survey:
     together: int = 1
     halves: tuple[str, ...] = ()
     doubt: str = ""
+    unread: str = ""
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -218,6 +220,7 @@ def with_order(found: Survey) -> Survey:
         return found
     walk, order, together, doubt = Walk(root), list[str](), 1, ""
     halves: tuple[str, ...] = ()
+    unread = ""
     for looked in walk.newest_first():
         error = looked.error
         if error is not None and looked.child is None and error.exit_code in _NO_ORDER:
@@ -228,6 +231,8 @@ def with_order(found: Survey) -> Survey:
             doubt = "" if order else error.message
             break
         code = ExitCode.OK if error is None else error.exit_code
+        if error is not None and code is ExitCode.UNSUPPORTED and not order:
+            unread = unread or f"{looked.candidate.path}: {error.message}"
         torn = looked.child is not None and code is ExitCode.INCOMPLETE
         if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
@@ -236,7 +241,7 @@ def with_order(found: Survey) -> Survey:
     verified = next(first, None) or max(passed, key=lambda h: h.finished or 0, default=None)
     return replace(
         found, verified=verified or found.verified, order=tuple(order), together=together,
-        halves=halves, doubt=doubt,
+        halves=halves, doubt=doubt, unread=unread,
     )  # fmt: skip
 
 
@@ -255,6 +260,7 @@ def with_newest(found: Survey, now: float) -> Survey:
     if found.order is not None:
         by_name = {h.entry.name: h for h in saves}
         newest_first = [by_name[name] for name in found.order if name in by_name]
+    unread = found.unread
     for number, one in enumerate(newest_first[:_MOST], 1):
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
@@ -268,14 +274,17 @@ def with_newest(found: Survey, now: float) -> Survey:
             members[one.entry.name] = now_is
             held[one.entry.name] = replace(one, entry=now_is.entry)
             continue
-        if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
+        if now_is is not None and now_is.entry.entry_class is EntryClass.FOREIGN:
+            unread = unread or f"{one.entry.name}: {now_is.entry.why}"
+            break
+        if now_is is None or now_is.entry.entry_class is EntryClass.COMMITTED:
             if number < found.together:
                 continue
             break
         members[one.entry.name] = member if shares else now_is
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
-    return replace(found, held=tuple(held.values()), run=run)
+    return replace(found, held=tuple(held.values()), run=run, unread=unread)
 
 
 def _saves(found: Survey) -> list[SurveyedEntry]:

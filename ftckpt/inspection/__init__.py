@@ -146,7 +146,12 @@ def inspect(checkpoint: Checkpoint, contents: Contents | None = None) -> Inspect
         bytes=counts,
         aliases=checkpoint.aliases,
         resume=resume_check(checkpoint, contents),
-        notes=(*checkpoint.notes, *checkpoint.suppositions, *checkpoint.open_findings),
+        notes=(
+            *checkpoint.notes,
+            *checkpoint.suppositions,
+            *checkpoint.open_findings,
+            *checkpoint.unread_parts(),
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
-    "checking": ("seal", "verify"),
+    "checking": ("scrub", "seal", "verify"),
     "choosing": ("latest",),
     "comparing": ("diff",),
     "estimating": ("plan_compress", "plan_elastic", "plan_risk"),
@@ -17,7 +17,7 @@ MODULES = {
     "guarding": ("guard",),
     "loading": ("load",),
     "looking": ("cat", "du", "inspect"),
-    "marking": ("pin", "pins", "tag", "unpin", "untag"),
+    "marking": ("pin", "tag"),
     "opening": ("open_checkpoint",),
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "planning": ("plan", "plan_sweep"),
@@ -25,7 +25,7 @@ MODULES = {
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
+    "retaining": ("gc", "gc_purge", "gc_undelete", "rm"),
     "surveying": ("doctor", "ls", "status"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),

@@ -1,11 +1,10 @@
-"""Whether a checkpoint can be trusted: `verify`, and `seal` for what is found later."""
+"""Whether checkpoints can be trusted: `verify`, `scrub`, and `seal` for what is found later."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from ftckpt import amounts
@@ -25,7 +24,7 @@ from ftckpt.reports import UNSAID
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .definition import operation, option, switch
+from .definition import argument, operation, option, switch
 from .many import ALONE, Machines, Session
 from .opening import (
     STORES,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from ftckpt.storage.store import Store
     from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceCheck, PlaceReport
-    from ftckpt.verification.scrub import Scrub
 
 
 _Replica = Annotated[
@@ -57,24 +55,27 @@ _Replica = Annotated[
 _Kept = Annotated["Manifest | str", option("FILE", "A manifest that is kept elsewhere.")]
 
 
-class Requirement(StrEnum):
-    """What must not be missing."""
-
-    CONTENT = "content"
+_Depth = Annotated[
+    Level | str,
+    option("", "structure: headers; content: every byte; values: the numbers too."),
+]
+_Strict = Annotated[
+    Sequence[str],
+    option(
+        "[=CLASS,...]",
+        "Treat warnings as errors, or those alone of replicas, masters, values, stale, "
+        "steps, names, pointers, counts, sizes, links, opaque, odd.",
+        bare="all",
+    ),
+]
+_Ledger = Annotated[str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")]
 
 
 @operation(
     examples=(
         ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
         ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root"),
-        (
-            "ftckpt verify /ckpt/run7 --oldest-first --budget 1h",
-            "every night: each in turn",
-        ),
-        (
-            "ftckpt verify s3://run7/ckpt@1000 --require content",
-            "exit 6 without evidence",
-        ),
+        ("ftckpt verify s3://run7/ckpt@1000 --level content", "exit 6 without evidence"),
         ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
         ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
         ("ftckpt verify run/step-9 --remember", "so that `latest`, `gc` and `status` know of it"),
@@ -101,55 +102,30 @@ class Requirement(StrEnum):
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "recognised, but not readable by this version",
     },
+    everyday=("--level", "--all", "--against", "--also", "--sample", "--remember"),
 )
 def verify(
     checkpoint: Opened,
     *,
-    level: Annotated[
-        Level | str,
-        option("", "structure: headers; content: every byte; values: the numbers too."),
-    ] = Level.AUTO,
-    require: Annotated[
-        Requirement | str | None, option("", "Exit 6 where this evidence is missing.")
-    ] = None,
+    level: _Depth = Level.AUTO,
     all_: Annotated[
         bool, switch("--all", "Every checkpoint of a root; the worst code wins.")
     ] = False,
-    oldest_first: Annotated[
-        bool,
-        switch(
-            "--oldest-first",
-            "Scrub a root: read first what was not read for longest, and remember it.",
-        ),
-    ] = False,
-    budget: Annotated[
-        amounts.Duration, option("TIME", "Begin no further checkpoint of a scrub after it.")
-    ] = "",
     also: Also = (),
     against: _Replica = "",
     manifest: _Kept = "",
     sample: Annotated[
         amounts.Share, option("SHARE", "Read only this share of the content: 5%.")
     ] = "",
-    strict: Annotated[
-        Sequence[str],
-        option(
-            "[=CLASS,...]",
-            "Treat warnings as errors, or those alone of replicas, masters, values, stale, "
-            "steps, names, pointers, counts, sizes, links, opaque, odd.",
-            bare="all",
-        ),
-    ] = (),
+    strict: _Strict = (),
     fail_fast: Annotated[bool, switch("--fail-fast", "Stop at the first error.")] = False,
     remember: Annotated[
         bool,
         switch(
-            "--remember", "Keep the verdict in the ledger of the root; implies --require content."
+            "--remember", "Keep the verdict in the ledger of the root; implies --level content."
         ),
     ] = False,
-    ledger: Annotated[
-        str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")
-    ] = "",
+    ledger: _Ledger = "",
     jobs: Jobs = 0,
     limit_rate: Rate = "",
     max_memory: Memory = "1GiB",
@@ -177,24 +153,21 @@ def verify(
     from ftckpt.verification.places import PlaceCheck
 
     depth = chosen(Level, level, "--level")
-    if require:
-        chosen(Requirement, require, "--require")
-    if division.asked and (all_ or oldest_first or fail_fast or remember):
+    if division.asked and (all_ or fail_fast or remember):
         # A verdict says that all bytes were read just now.
         raise UsageError(
-            "--part is for one checkpoint that is read whole: not with --all, --oldest-first,"
-            " --fail-fast or --remember"
+            "--part is for one checkpoint that is read whole: not with --all, --fail-fast or "
+            "--remember"
         )
-    scrub = _scrub(budget, ledger, stores, oldest_first=oldest_first)
     if remember and (depth is Level.STRUCTURE or sample):
         raise UsageError("--remember needs a check of the whole content")
-    if ledger and not (remember or oldest_first):
-        raise UsageError("--ledger needs --remember or --oldest-first")
+    if ledger and not remember:
+        raise UsageError("--ledger needs --remember")
     if also and remember:
         raise UsageError("--remember is for a checkpoint in one place, and --also names more")
     options = VerifyOptions(
         level=depth,
-        require_content=bool(require) or remember,
+        require_content=remember,
         strict=parse_strictness(strict),
         fail_fast=fail_fast,
         sample=amounts.share(sample) if sample else None,
@@ -204,17 +177,13 @@ def verify(
     check = PlaceCheck(
         options=options,
         hostile=hostile_in,
-        ledger=ledger if remember or oldest_first else None,
+        ledger=ledger if remember else None,
         stores=stores,
         work=Work.of(jobs, limit_rate, on.counter),
         watcher=on,
     )
-    on.report(
-        level=depth, evidence="none", strict=check.strict, bytes_read=0, seconds=0.0, findings=[]
-    )
+    _begin(check, on)
     if not isinstance(checkpoint, str):
-        if scrub is not None:
-            raise UsageError("oldest_first is for the path of a root")
         held = opened(checkpoint, stores, also=also)
         if division.asked:
             return _divided(held, check, division, on)
@@ -224,19 +193,16 @@ def verify(
     except (CorruptError, UnsafeError) as error:
         return check.unopened(error, checkpoint)
     if not division.asked:
-        return check.target(target, everything=all_, scrub=scrub)
+        return check.target(target, everything=all_)
     return _verify_part(target, check, division, on)
 
 
-def _scrub(
-    budget: amounts.Duration, ledger: str, stores: StoreOptions, *, oldest_first: bool
-) -> Scrub | None:
-    if not oldest_first and budget == "":
-        return None
-    from ftckpt.verification.scrub import scrubbing
-
-    left = amounts.seconds(budget, "--budget") if budget != "" else None
-    return scrubbing(oldest_first, left, stores, ledger)
+def _begin(check: PlaceCheck, on: Observer) -> None:
+    """Tell what the answer holds in any case."""
+    on.report(
+        level=check.options.level, evidence="none", strict=check.strict, bytes_read=0, seconds=0.0,
+        findings=[],
+    )  # fmt: skip
 
 
 def _verify_part(
@@ -285,6 +251,84 @@ def _divided(held: Checkpoint, check: PlaceCheck, division: Machines, on: Observ
     names = names_of(held, sealed)
     done: PlaceReport = Divided(session, held, plan, names, check.work, share, whole).run()
     return done
+
+
+@operation(
+    examples=(
+        ("ftckpt scrub /ckpt/run7 --budget 1h", "every night: each in its turn"),
+        ("ftckpt scrub s3://run7/ckpt --limit-rate 200MiB/s", "all of it, beside a trainer"),
+        (
+            "ftckpt scrub /ckpt/run7 --on-alert 'mail -s scrub oncall@example.org'",
+            "tell somebody once of what is damaged",
+        ),
+    ),
+    codes={
+        ExitCode.OK: "what was read passed, and nothing is known to be bad",
+        ExitCode.CORRUPT: "proven damage, found now or by an earlier run and unchanged since",
+        ExitCode.INCOMPLETE: "parts missing, or changed meanwhile",
+        ExitCode.UNVERIFIED: "--level content, and no evidence covers one",
+        ExitCode.UNSAFE: "hostile or ambiguous content; or the root's .ftckpt is a link",
+        ExitCode.NOT_FOUND: "no such root, or no checkpoint in it",
+        ExitCode.UNAVAILABLE: "",
+        ExitCode.DENIED: "credentials, or verdicts cannot be written: --ledger DIR",
+        ExitCode.NO_RESOURCE: "",
+        ExitCode.UNSUPPORTED: "one is recognised, but not readable by this version",
+    },
+    everyday=("--budget", "--level", "--limit-rate", "--on-alert", "--alert-url"),
+)
+def scrub(
+    root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
+    *,
+    budget: Annotated[
+        amounts.Duration, option("TIME", "Begin no further checkpoint after it: 1h.")
+    ] = "",
+    level: _Depth = Level.AUTO,
+    strict: _Strict = (),
+    ledger: _Ledger = "",
+    jobs: Jobs = 0,
+    limit_rate: Rate = "",
+    max_memory: Memory = "1GiB",
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+) -> PlaceReport:
+    """Check a root's checkpoints in turn, the longest unread first.
+
+    The first is always read, a further one only if the time that is left is enough for it. One that
+    was saved again counts as never read, and what `latest`, `guard` or `gc` have read counts as
+    read. One that an earlier run found bad makes every run end with its code, until it changes.
+
+    Returns:
+        The verdict; `checkpoints` are those that were read or are known to be bad, and `scrub` says
+        how far the scrub has come.
+
+    Raises:
+        NotFoundError, UsageError: no such root, or it is one checkpoint.
+        DeniedError: nothing can be remembered, so nothing is read.
+        UnavailableError, NoResourceError: the check could not be made.
+    """
+    from ftckpt.formats.unsupported import hostile_in
+    from ftckpt.verification import VerifyOptions
+    from ftckpt.verification.places import PlaceCheck
+    from ftckpt.verification.scrub import Scrub
+
+    depth = chosen(Level, level, "--level")
+    left = amounts.seconds(budget, "--budget") if budget != "" else None
+    if left is not None and left <= 0:
+        raise UsageError("--budget must be more than nothing")
+    check = PlaceCheck(
+        options=VerifyOptions(level=depth, strict=parse_strictness(strict)),
+        hostile=hostile_in,
+        ledger=ledger,
+        stores=stores,
+        work=Work.of(jobs, limit_rate, on.counter),
+        watcher=on,
+    )
+    _begin(check, on)
+    try:
+        target = open_target(root, stores, on)
+    except (CorruptError, UnsafeError) as error:
+        return check.unopened(error, root)
+    return check.target(target, scrub=Scrub(left, stores, ledger))
 
 
 @dataclass(frozen=True)
@@ -347,6 +391,7 @@ class SealedCheckpoint:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--level", "--manifest", "--force", "--limit-rate"),
 )
 def seal(
     checkpoint: Opened,
@@ -366,7 +411,7 @@ def seal(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> SealedCheckpoint:
-    """Record digests of a checkpoint, so that any later change is found.
+    """Record digests of a checkpoint, so that a later change is found.
 
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
     and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.

@@ -30,7 +30,7 @@ from .opening import STORES, Also, chosen
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
-    from ftckpt.discovery.conditions import Condition, Worlds
+    from ftckpt.discovery.conditions import Condition
     from ftckpt.discovery.roots import Root
     from ftckpt.discovery.select import LatestReport, Selection, SelectionRules, TierReport
     from ftckpt.discovery.tiers import Tier
@@ -83,7 +83,7 @@ class ChoiceFlags(TypedDict, total=False):
     examples=(
         ("ftckpt latest /ckpt/run7", "the newest whose names, sizes and coverage are right"),
         (
-            'CKPT=$(ftckpt latest "$ROOT" --verify content) || exit $?',
+            'CKPT=$(ftckpt latest "$ROOT" --level content) || exit $?',
             "in a job script: every byte checked before the restart",
         ),
         (
@@ -92,11 +92,11 @@ class ChoiceFlags(TypedDict, total=False):
         ),
         ("ftckpt latest /ckpt/run7 --step-at-most 12000", "go back to before a loss spike"),
         (
-            "ftckpt latest /ckpt/run7 --verify content --reuse 24h",
+            "ftckpt latest /ckpt/run7 --level content --reuse 24h",
             "a check of the last day counts, unless a file has changed since",
         ),
         (
-            "ftckpt latest /ckpt/run7 --require model,optimizer,rng --world-size 64",
+            "ftckpt latest /ckpt/run7 --require model,optimizer,rng --world 64",
             "walk back over those that 64 ranks cannot resume from exactly",
         ),
         ("ftckpt latest /nvme/run7 /shared/run7 s3://run7", "of several tiers, the nearest first"),
@@ -108,16 +108,16 @@ class ChoiceFlags(TypedDict, total=False):
         ("ftckpt latest /ckpt/run8 --create-root", "once, before the first start of a run"),
     ),
     codes={
-        ExitCode.OK: "one path on stdout: the newest checkpoint that passes",
+        ExitCode.OK: "one path on stdout: the newest checkpoint that passes; none where "
+        "--create-root marked a root that holds none yet",
         ExitCode.USAGE: "flags; or series that are saved together: one alone is half a checkpoint",
         ExitCode.CORRUPT: "all checkpoints are damaged; or there were some, and none is left",
         ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
-        ExitCode.UNVERIFIED: "the newest has no evidence for --verify content; or each lacks what "
-        "--require or --world-size asks for; or nothing tells which is the newest",
+        ExitCode.UNVERIFIED: "the newest has no evidence for --level content; or each lacks what "
+        "--require or --world asks for; or nothing tells which is the newest",
         ExitCode.UNSAFE: "all are hostile or ambiguous; or the newest is, with --stop-at-unsafe",
         ExitCode.REFUSED: "every checkpoint is newer than --step-at-most, or was dropped",
-        ExitCode.NOT_FOUND: "a root made by --create-root that holds no checkpoint yet: a first "
-        "start",
+        ExitCode.NOT_FOUND: "a root marked by --create-root, without a checkpoint: a first start",
         ExitCode.UNAVAILABLE: "storage failed; nothing older was taken instead",
         ExitCode.DENIED: "credentials or permissions; nothing older was taken instead",
         ExitCode.NO_RESOURCE: "",
@@ -125,6 +125,13 @@ class ChoiceFlags(TypedDict, total=False):
         ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first "
         "start",
     },
+    everyday=(
+        "--level",
+        "--require",
+        "--step-at-most",
+        "--wait",
+        "--create-root",
+    ),
 )
 def latest(
     root: Annotated[
@@ -135,17 +142,13 @@ def latest(
         ),
     ],
     *,
-    verify: Annotated[
+    level: Annotated[
         CheckLevel | str,
         option("", "Check names, sizes and coverage; every byte; or the numbers, too."),
     ] = CheckLevel.STRUCTURE,
-    world_size: Annotated[
+    world: Annotated[
         int | None, option("N", "Take only one that N ranks load as it is.", min=1)
     ] = None,
-    or_reshard: Annotated[
-        bool, switch("--or-reshard", "With --world-size: take any, and print the reshard command.")
-    ] = False,
-    not_newer_than: Annotated[int | None, option("N", "", min=0, hidden=True)] = None,
     wait: Annotated[bool, switch("--wait", "Wait for a save in flight that is newer.")] = False,
     timeout: Annotated[
         amounts.Duration, option("T", "How long --wait waits: 90s, 5m, 1h.")
@@ -172,7 +175,7 @@ def latest(
     ] = False,
     create_root: Annotated[
         bool,
-        switch("--create-root", "Mark ROOT as the root of a run, once, before its first start."),
+        switch("--create-root", "Mark ROOT, once, before the first start of a run."),
     ] = False,
     also: Also = (),
     stores: StoreOptions = STORES,
@@ -200,7 +203,7 @@ def latest(
         UsageError: it is one checkpoint, or arguments contradict each other.
         UnavailableError, DeniedError: the root could not be listed.
     """
-    from ftckpt.discovery.conditions import Worlds, all_of
+    from ftckpt.discovery.conditions import all_of, not_at_world
     from ftckpt.discovery.select import LatestReport
 
     require_one_root(
@@ -209,17 +212,14 @@ def latest(
     )  # fmt: skip
     if also:
         on.report(also=list(also))
-    level = chosen(CheckLevel, verify, "--verify")
+    level = chosen(CheckLevel, level, "--level")
     on.report(target=root[0], path=None, step=None, level=level, skipped=[], pointers=[])
     patience = amounts.seconds(timeout, "--timeout")
-    if flags.get("step_at_most") is None:
-        flags["step_at_most"] = not_newer_than
-    required = condition_of(flags, on)
-    if or_reshard and world_size is None:
-        raise UsageError("--or-reshard needs --world-size")
-    worlds = Worlds(world_size, any_size=or_reshard)
+    conditions = [condition_of(flags, on)]
+    if world is not None:
+        conditions.append(partial(not_at_world, world_size=world))
     rules = selection_rules(
-        flags, all_of([required, worlds]), skip_unverified=skip_unverified, weights=weights
+        flags, all_of(conditions), skip_unverified=skip_unverified, weights=weights
     )
     check = checks_of(level, flags, stores, on)
     read = partial(read_root, root[0], stores, create=create_root, also=also)
@@ -236,10 +236,11 @@ def latest(
         found = _select(read, check, rules, on, pointer, series, patience if wait else None)
     taken = remembered(check, found)
     report = LatestReport(**vars(found), target=root[0], tiers=tiers, remembered=taken)
-    on.report(**document(report), **({"reshard": None} if or_reshard else {}))
-    command = _command(worlds, found, on)
+    if create_root and found.code is ExitCode.NOT_FOUND:
+        report = replace(report, code=ExitCode.OK)  # what was asked for is done
+    on.report(**document(report))
     warn_of(found, on)
-    return replace(report, reshard=command)
+    return report
 
 
 def _select(
@@ -267,14 +268,6 @@ def _select(
 
         return select_waiting(read, check, rules, patience, on.warn, say=on.note)
     return select(read(), check, rules, on.warn)
-
-
-def _command(worlds: Worlds, found: Selection, on: Observer) -> list[str] | None:
-    """Return the command that makes the choice loadable at the world size, and tell why."""
-    command = worlds.command(found.path) if found.path is not None else None
-    if command is not None:
-        on.warn(f"note: {command[2]} {worlds.reasons[command[2]]}; {shlex.join(command)}")
-    return command
 
 
 def remembered(check: Checks, found: Selection) -> Sequence[Mapping[str, object]] | None:
@@ -427,7 +420,7 @@ def checks_of(level: CheckLevel, flags: ChoiceFlags, stores: StoreOptions, on: O
     reuse = flags.get("reuse", "")
     age = None if reuse == "" else amounts.seconds(reuse, "--reuse")
     if level is CheckLevel.STRUCTURE and age is not None:
-        raise UsageError("--reuse is about a check of the content: add --verify content")
+        raise UsageError("--reuse is about a check of the content: add --level content")
     options = VerifyOptions(Level(level.value), require_content=level is CheckLevel.VALUES)
     work = Work.of(counter=on.counter)
     return Checks(options, stores, age, flags.get("ledger", ""), work, on.warn)

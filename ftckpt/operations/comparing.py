@@ -31,7 +31,7 @@ _Second = Annotated["Checkpoint | str", argument("B", "The second; of any format
     examples=(
         ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
         (
-            "ftckpt diff run/step-1000 run-64/step-1000 --stat",
+            "ftckpt diff run/step-1000 run-64/step-1000 --top 0",
             "the same? 0: yes",
         ),
         (
@@ -66,6 +66,7 @@ _Second = Annotated["Checkpoint | str", argument("B", "The second; of any format
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a format, or a type of tensor, that cannot be compared",
     },
+    everyday=("--component", "--tensor", "--stat", "--top", "--rtol", "--atol"),
 )
 def diff(
     a: _First,
@@ -97,7 +98,7 @@ def diff(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> DiffReport:
-    """Show what changed between two checkpoints, of any formats and topologies.
+    """Show what changed between two checkpoints of any formats.
 
     Tensors are aligned by name and compared bit by bit: changed elements, largest difference,
     relative L2, cosine, units in the last place, NaN. Other state is compared field by field. All

@@ -48,6 +48,7 @@ class Opt(NamedTuple):
         bare: the value where it is given without one; such a value is joined by `=`.
         default: of a keyword of a `TypedDict`, which cannot say it itself.
         under: the heading of the help that it stands under; "" for the verb's own options.
+        assumed: whether it is typed as `--set NAME=VALUE`: a number that few people know, of many.
     """
 
     metavar: str
@@ -61,6 +62,7 @@ class Opt(NamedTuple):
     bare: str = ""
     default: Any = None
     under: str = ""
+    assumed: bool = False
 
 
 def option(
@@ -74,9 +76,21 @@ def option(
     bare: str = "",
     default: Any = None,
     under: str = "",
+    assumed: bool = False,
 ) -> Opt:
     """Return an option with a value; see `Opt`."""
-    return Opt(metavar, help, names, min, max, False, hidden, words, bare, default, under)
+    return Opt(metavar, help, names, min, max, False, hidden, words, bare, default, under, assumed)
+
+
+def assumption(
+    metavar: str,
+    help: str,  # noqa: A002
+    *,
+    min: int | None = None,  # noqa: A002
+    under: str = "",
+) -> Opt:
+    """Return what `--set NAME=VALUE` sets; see `Opt`."""
+    return option(metavar, help, min=min, under=under, assumed=True)
 
 
 def argument(metavar: str, help: str) -> Opt:  # noqa: A002
@@ -169,13 +183,15 @@ class Definition(NamedTuple):
 
     Attributes:
         function: the operation.
-        examples: command lines, and what each does.
+        examples: command lines, and what each does; the short help shows the first three that fit.
         codes: the exit codes that it can end with, each with a sentence ("" takes the general one).
+        everyday: the options that the short help (`-h`) shows, in its order; () for all of its own.
     """
 
     function: Callable[..., Any]
     examples: Sequence[tuple[str, str]]
     codes: Mapping[ExitCode, str]
+    everyday: Sequence[str] = ()
 
     @property
     def help(self) -> str:
@@ -184,7 +200,10 @@ class Definition(NamedTuple):
 
 
 def operation(
-    *, examples: Sequence[tuple[str, str]], codes: Mapping[ExitCode, str]
+    *,
+    examples: Sequence[tuple[str, str]],
+    codes: Mapping[ExitCode, str],
+    everyday: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Define an operation: a function that the shell and Python call alike.
 
@@ -205,7 +224,7 @@ def operation(
             with bounded(cast("int | str", kwargs.get("max_memory", default.default))):
                 return taking(*args, **kwargs)
 
-        vars(called)["definition"] = Definition(called, examples, codes)
+        vars(called)["definition"] = Definition(called, examples, codes, everyday)
         return called
 
     return define

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from ftckpt.amounts import DAY
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.observer import SILENT, Observer
 
@@ -41,9 +40,13 @@ class RiskReport:
 
 @operation(
     examples=(
-        ("ftckpt plan risk --gpus 1024 --afr 9% --days 30", "a month on a thousand GPUs"),
+        ("ftckpt plan risk --gpus 1024 --gpu-mtbf 9%/y --run 30d", "a month on a thousand GPUs"),
         (
-            "ftckpt plan risk --gpus 16384 --afr 50000h --days 54 --restart 10m",
+            "ftckpt plan risk --gpus 1024 --gpu-mtbf 2300FIT --run 30d --restart 10m",
+            "with restarts",
+        ),
+        (
+            "ftckpt plan risk --gpus 16384 --gpu-mtbf 50000h --run 54d --restart 10m",
             "any form of a failure rate will do",
         ),
     ),
@@ -52,12 +55,12 @@ class RiskReport:
 def plan_risk(
     *,
     gpus: Annotated[int | str, option("N", "GPUs of the job: 16384 or 16k.")],
-    afr: Annotated[str, option("RATE", "Failures of one GPU: 9% a year, 50000h, 2300FIT.")],
-    days: Annotated[float, option("N", "Days of work in the run.")],
+    gpu_mtbf: Annotated[str, option("RATE", "Failures of one GPU: 9%/y, 50000h, 2300FIT.")],
+    run: Annotated[str, option("T", "Work in the run: 54d.")],
     restart: Annotated[str, option("T", "Time from a failure until training goes on: 10m.")] = "0s",
     on: Observer = SILENT,
 ) -> RiskReport:
-    """Compute how likely a run is to fail, and its time without checkpoints.
+    """Compute how likely a run is to fail, and its time unsaved.
 
     Without checkpoints every failure begins the run anew, and the mean time to finish soon has more
     digits than seconds have names; it is computed as a logarithm.
@@ -68,10 +71,11 @@ def plan_risk(
     from ftckpt.planning import quantities, risk
 
     number = quantities.count(str(gpus), "--gpus", kilo=1024)
-    rate = number * quantities.failure_rate(afr, "--afr", annual=True)
-    if not 0 < days < math.inf:
-        raise UsageError(f"--days {days:g}: a run takes more than no time", hint="write 30")
-    seconds, again = days * DAY, quantities.duration(restart, "--restart")
+    rate = number * quantities.failure_rate(gpu_mtbf, "--gpu-mtbf", annual=True)
+    seconds = quantities.duration(run, "--run")
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--run {run}: a run takes more than no time", hint="write 30d")
+    again = quantities.duration(restart, "--restart")
     power = risk.log10_completion(seconds, 1 / rate, restart=again)
     return RiskReport(
         inputs={
@@ -106,16 +110,15 @@ class ElasticReport:
 @operation(
     examples=(
         (
-            "ftckpt plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3",
+            "ftckpt plan elastic --from 64 --to 48 --batch 2048 --lr 1e-3",
             "what each way to go on keeps and changes",
         ),
         (
-            "ftckpt plan elastic --from-gpus 1024 --to-gpus 1016 --batch 4096 --lr 3e-4"
-            " --reshard 6m",
+            "ftckpt plan elastic --from 8 --to 7 --batch 8 --lr 1e-3 --restart 6m",
             "and whether to wait for spares",
         ),
         (
-            "ftckpt plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m",
+            "ftckpt plan elastic --from 6 --to 8 --batch 6 --lr 1e-3 --restart 6m",
             "capacity comes back: how long it must stay to be worth a restart",
         ),
     ),
@@ -126,15 +129,15 @@ class ElasticReport:
 )
 def plan_elastic(
     *,
-    from_gpus: Annotated[int | str, option("N", "Data-parallel GPUs so far.")],
-    to_gpus: Annotated[int | str, option("N", "Data-parallel GPUs from now on.")],
+    from_: Annotated[int | str, option("N", "Data-parallel GPUs so far.", "--from")],
+    to: Annotated[int | str, option("N", "Data-parallel GPUs from now on.")],
     batch: Annotated[int | str, option("N", "Global batch so far, in samples.")],
     lr: Annotated[float | str, option("X", "Learning rate so far: 1e-3.")],
     accumulation: Annotated[int, option("N", "Passes that make one step, so far.", min=1)] = 1,
-    reshard: Annotated[str, option("T", "Time to stop, reshard and go on: 6m.")] = "",
+    restart: Annotated[str, option("T", "Time to stop, reshard and go on: 6m.")] = "",
     on: Observer = SILENT,
 ) -> ElasticReport:
-    """Compute batch, accumulation and learning rate for fewer or more GPUs.
+    """Compute batch and learning rate for fewer or more GPUs.
 
     No way keeps everything. The learning rate follows the batch linearly (SGD) or with its square
     root (Adam and its kin); which holds for a model is for an experiment to say.
@@ -145,8 +148,8 @@ def plan_elastic(
     from ftckpt.planning import quantities
     from ftckpt.planning.models import arithmetic
 
-    before = quantities.count(str(from_gpus), "--from-gpus", kilo=1024)
-    after = quantities.count(str(to_gpus), "--to-gpus", kilo=1024)
+    before = quantities.count(str(from_), "--from", kilo=1024)
+    after = quantities.count(str(to), "--to", kilo=1024)
     samples = quantities.count(str(batch), "--batch", kilo=1024)
     rate = quantities.factor(str(lr), "--lr")
     inputs = {
@@ -154,11 +157,11 @@ def plan_elastic(
         "accumulation": accumulation,
     }  # fmt: skip
     ways = arithmetic.options(before, after, samples, rate, accumulation)
-    if not reshard:
+    if not restart:
         return ElasticReport(inputs=inputs, options=ways)
     if after == before:
-        raise UsageError("--reshard weighs another number of GPUs, and it is the same")
-    seconds = quantities.duration(reshard, "--reshard")
+        raise UsageError("--restart weighs another number of GPUs, and it is the same")
+    seconds = quantities.duration(restart, "--restart")
     if after > before:
         stay = arithmetic.grow_above(seconds, before, after - before)
         return ElasticReport(inputs=inputs, options=ways, grow_above_s=stay)
@@ -184,11 +187,19 @@ class CompressionReport:
 @operation(
     examples=(
         (
-            "ftckpt plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s",
+            "ftckpt plan compress --bytes 1TB --ratio 2 --codec-bw 4GB/s --storage-bw 9GB/s",
             "three ways to save, and the bandwidths that decide",
         ),
         (
-            "ftckpt plan compress --size 5.7TB --ratio 1.5 --codec-bw 200GB/s --storage-bw 80GB/s",
+            "ftckpt plan compress --bytes 1TB --ratio 2 --codec-bw 4GB/s --storage-bw 2GB/s",
+            "the same to slower storage",
+        ),
+        (
+            "ftckpt plan compress --bytes 1TB --ratio 3 --codec-bw 1GB/s --storage-bw 2GB/s",
+            "with a slower codec that compresses more",
+        ),
+        (
+            "ftckpt plan compress --bytes 5.7TB --ratio 1.5 --codec-bw 200GB/s --storage-bw 80GB/s",
             "the same with the codec of all ranks together",
         ),
     ),
@@ -196,13 +207,13 @@ class CompressionReport:
 )
 def plan_compress(
     *,
-    size: Annotated[str, option("SIZE", "Size of the checkpoint: 5.7TB.")],
+    nbytes: Annotated[str, option("SIZE", "Size of the checkpoint: 5.7TB.", "--bytes")],
     ratio: Annotated[float | str, option("X", "Size before over size after compression: 1.5.")],
     codec_bw: Annotated[str, option("RATE", "Input rate of the codec, all ranks together.")],
     storage_bw: Annotated[str, option("RATE", "Write rate of the storage: 80GB/s.")],
     on: Observer = SILENT,
 ) -> CompressionReport:
-    """Compute whether compressing a checkpoint makes the save shorter.
+    """Compute whether compressing a checkpoint makes a save shorter.
 
     Compressed first and written then, it wins where storage is slower than codec x (1 - 1/ratio);
     with both at once, where storage is slower than the codec itself.
@@ -214,13 +225,13 @@ def plan_compress(
     from ftckpt.planning.models import storage
 
     inputs = {
-        "bytes": quantities.size(size, "--size"),
+        "bytes": quantities.size(nbytes, "--bytes"),
         "ratio": quantities.factor(str(ratio), "--ratio"),
         "codec_bytes_per_s": quantities.bandwidth(codec_bw, "--codec-bw"),
         "storage_bytes_per_s": quantities.bandwidth(storage_bw, "--storage-bw"),
     }
     if not inputs["bytes"] > 0:
-        raise UsageError(f"--size {size}: this must be above zero")
+        raise UsageError(f"--bytes {nbytes}: this must be above zero")
     found = storage.compare(*inputs.values())
     times = {
         "uncompressed": float(found.plain),

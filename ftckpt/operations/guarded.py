@@ -21,8 +21,8 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.findings import CheckLevel
+from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
-from ftckpt.guard.keeper import Alarm
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
@@ -65,7 +65,7 @@ class GuardChoice:
         root: directory or URL that holds the checkpoints.
         tiers: further places of the same run: damage is mended from them, and the newest that
             passes anywhere is taken.
-        verify: how deep each checkpoint is checked.
+        level: how deep each checkpoint is checked.
         timeout: seconds to wait for a save in flight.
         allow_missing_tier: choose although a tier is away.
         skip_unverified: walk back over those without evidence: saves that were killed before
@@ -80,7 +80,7 @@ class GuardChoice:
 
     root: str
     tiers: Sequence[str] = ()
-    verify: CheckLevel = CheckLevel.CONTENT
+    level: CheckLevel = CheckLevel.CONTENT
     timeout: float = 600.0
     allow_missing_tier: bool = False
     skip_unverified: bool = False
@@ -205,13 +205,11 @@ class _Place:
                 flags += [flag] if value is True else [f"{flag}={value}"]
         if self.choice.limit_rate:
             flags.append(f"--limit-rate={self.choice.limit_rate:.0f}B/s")
-        if self.choice.verify is CheckLevel.STRUCTURE:
-            flags += ["--require", "content"]
-        else:
+        if self.choice.level is not CheckLevel.STRUCTURE:
             flags.append("--remember")
             if self.choice.flags.get("ledger"):
                 flags.append(f"--ledger={self.choice.flags['ledger']}")
-        return Verifier(flags, self.choice.verify.value)
+        return Verifier(flags, self.choice.level.value)
 
     def full(self) -> str:
         """Return in words why the root's filesystem takes no more bytes; "" if it takes some."""
@@ -263,7 +261,7 @@ class _Place:
     def _choose(self, suspected: frozenset[str]) -> StartPoint:
         looked = _Looks(suspected)
         flags, told = self.choice.flags, _Remarks(self.on)
-        check = checks_of(self.choice.verify, flags, self.stores, told)
+        check = checks_of(self.choice.level, flags, self.stores, told)
         looked.check = check
         rules = replace(
             selection_rules(

@@ -17,7 +17,7 @@ from ftckpt.reports import UNSAID
 from ftckpt.storage import StoreOptions
 
 from .choosing import ChoiceFlags
-from .definition import argument, operation, option, switch
+from .definition import argument, assumption, operation, option, switch
 from .opening import STORES, chosen
 
 if TYPE_CHECKING:
@@ -75,12 +75,16 @@ class GuardReport:
             "damage is mended from a second tier; the path is in FTCKPT_RESUME",
         ),
         (
-            "srun ftckpt guard /ckpt/run7 --notice-signal USR1 -- torchrun ... train.py"
+            "ftckpt guard /ckpt/run7 --max-age 30m --on-hang kill -- ./train.sh",
+            "a training that has not saved for 30 minutes is restarted",
+        ),
+        (
+            "srun ftckpt guard /ckpt/run7 --notice-signal USR1@300s -- torchrun ... train.py"
             " --resume {}",
             "with #SBATCH --signal=USR1@300: the trainer saves, and the job ends with 75",
         ),
         (
-            "ftckpt guard /ckpt/run7 --notices aws --on-hang kill --max-age 30m -- ./train.sh",
+            "ftckpt guard /ckpt/run7 --notice aws --on-hang kill --max-age 30m -- ./train.sh",
             "on a spot instance; a training that has not saved for 30 minutes is restarted",
         ),
     ),
@@ -99,6 +103,14 @@ class GuardReport:
         "start",
         ExitCode.REQUEUE: "preempted, or hung with --on-hang exit: start the job again",
     },
+    everyday=(
+        "--tier",
+        "--world",
+        "--max-restarts",
+        "--notice-signal",
+        "--on-hang",
+        "--max-age",
+    ),
 )
 def guard(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
@@ -109,7 +121,7 @@ def guard(
     tier: Annotated[
         Sequence[str], option("URL", "Another place of the run: damage is mended from there.")
     ] = (),
-    verify: Annotated[
+    level: Annotated[
         CheckLevel | str, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     timeout: Annotated[
@@ -122,15 +134,16 @@ def guard(
         bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
     wait_lock: Annotated[
-        amounts.Duration, option("T", "Wait for another guard of ROOT to end.")
+        amounts.Duration, assumption("T", "Wait for another guard of ROOT to end.")
     ] = "200s",
     nodes: Annotated[
         int | None, option("N", "Guards of this job, where no launcher says it.", min=1)
     ] = None,
     job: Annotated[str, option("NAME", "What names this start of the job on every node.")] = "",
     no_lock: Annotated[bool, switch("--no-lock", "Do not exclude a second guard of ROOT.")] = False,
-    reshard_to_world: Annotated[
-        int | None, option("N", "Reshard for N ranks if it must be.", min=1, under=_WORLD)
+    world: Annotated[
+        int | None,
+        option("N", "Ranks of the job: reshard for them if it must be.", min=1, under=_WORLD),
     ] = None,
     scratch: Annotated[str, option("DIR", "Where to.", under=_WORLD)] = "",
     reader: Annotated[
@@ -153,13 +166,14 @@ def guard(
     ] = 3,
     backoff: Annotated[
         amounts.Duration,
-        option("T", "Before the first restart; doubled without a new save.", under=_AGAIN),
+        assumption("T", "Before the first restart; doubled without a new save.", under=_AGAIN),
     ] = "10s",
     max_backoff: Annotated[
-        amounts.Duration, option("T", "Wait no longer than this.", under=_AGAIN)
+        amounts.Duration, assumption("T", "Wait no longer than this.", under=_AGAIN)
     ] = "10m",
     grace: Annotated[
-        amounts.Duration, option("T", "Between SIGTERM to the command and SIGKILL.", under=_AGAIN)
+        amounts.Duration,
+        assumption("T", "Between SIGTERM to the command and SIGKILL.", under=_AGAIN),
     ] = "30s",
     signal_group: Annotated[
         bool,
@@ -180,21 +194,23 @@ def guard(
     ] = "USR1",
     notice_signal: Annotated[
         Sequence[str],
-        option("NAME", "A signal that announces a preemption (repeatable).", under=_NOTICES),
+        option(
+            "NAME[@T]",
+            "A signal that announces a preemption, T before it: USR1@300s. Repeatable.",
+            under=_NOTICES,
+        ),
     ] = (),
-    notice_time: Annotated[
-        amounts.Duration,
-        option("T", "How long such a signal leaves: --signal=USR1@300.", under=_NOTICES),
-    ] = "",
-    notices: Annotated[
-        str, option("CLOUDS", "Ask metadata services: aws,gcp,azure.", under=_NOTICES)
-    ] = "",
     notice: Annotated[
-        str,
-        option("COMMAND", "Ask this: it ends with 0 if there is a notice.", under=_NOTICES),
-    ] = "",
+        Sequence[str],
+        option(
+            "WHERE",
+            "Ask aws, gcp or azure, or a COMMAND that ends with 0 if there is a notice. "
+            "Repeatable.",
+            under=_NOTICES,
+        ),
+    ] = (),
     notice_every: Annotated[
-        amounts.Duration, option("T", "How often both are asked.", under=_NOTICES)
+        amounts.Duration, assumption("T", "How often both are asked.", under=_NOTICES)
     ] = "5s",
     metadata_url: Annotated[str, option("URL", "", hidden=True, under=_NOTICES)] = "",
     every: Annotated[
@@ -202,7 +218,7 @@ def guard(
     ] = "15s",
     settled: Annotated[
         amounts.Duration,
-        option("T", "Verify a save that does not pass again after T.", under=_WATCH),
+        assumption("T", "Verify a save that does not pass again after T.", under=_WATCH),
     ] = "30s",
     limit_rate: Annotated[
         amounts.Rate, option("RATE", "Read no faster: 200MiB/s.", under=_WATCH)
@@ -230,9 +246,9 @@ def guard(
     on: Observer = SILENT,
     **flags: Unpack[ChoiceFlags],
 ) -> GuardReport:
-    """Start a job from its newest good checkpoint, watch it, and restart it.
+    """Start a job from its newest good checkpoint, and restart it.
 
-    The newest checkpoint that passes is chosen as `latest --verify content --wait` does it; its
+    The newest checkpoint that passes is chosen as `latest --level content --wait` does it; its
     path replaces {} and is in FTCKPT_RESUME. A fresh start (without the words that hold {}) follows
     only if a marked root holds no checkpoint. While the command runs, signals are passed on, each
     new save is verified at low priority, and the last good one is pinned. A command that fails is
@@ -263,31 +279,35 @@ def guard(
     AlertHook(url=alert_url).require()
     patience = amounts.seconds(timeout, "--timeout")
     choice = GuardChoice(
-        root=root, tiers=tuple(tier), verify=chosen(CheckLevel, verify, "--verify"),
+        root=root, tiers=tuple(tier), level=chosen(CheckLevel, level, "--level"),
         timeout=patience, allow_missing_tier=allow_missing_tier, skip_unverified=skip_unverified,
-        world=reshard_to_world, scratch=scratch, reader=reader, batch=batch, lr=lr,
+        world=world, scratch=scratch, reader=reader, batch=batch, lr=lr,
         accumulation=accumulation, limit_rate=amounts.rate(limit_rate), flags=flags,
     )  # fmt: skip
-    clouds = [name.strip() for name in notices.split(",") if name.strip()]
+    told_before = [
+        amounts.seconds(left, "--notice-signal")
+        for one in notice_signal
+        if (left := one.partition("@")[2])
+    ]
     settings = GuardSettings(
         limits=Limits(
             max_restarts,
-            amounts.seconds(backoff, "--backoff"),
-            amounts.seconds(max_backoff, "--max-backoff"),
+            amounts.seconds(backoff, "--set backoff"),
+            amounts.seconds(max_backoff, "--set max-backoff"),
             OnHang(chosen(HangPolicy, on_hang, "--on-hang").value),
         ),
-        grace=amounts.seconds(grace, "--grace"),
+        grace=amounts.seconds(grace, "--set grace"),
         patience=patience,
         every=amounts.seconds(every, "--every"),
-        settled=amounts.seconds(settled, "--settled"),
+        settled=amounts.seconds(settled, "--set settled"),
         max_age=None if max_age == "" else amounts.seconds(max_age, "--max-age"),
         save_signal=_signal_number(save_signal, "--save-signal"),
-        notice_signals=[_signal_number(name, "--notice-signal") for name in notice_signal],
-        notice_seconds=(
-            None if notice_time == "" else amounts.seconds(notice_time, "--notice-time")
-        ),
-        sources=sources(clouds, notice, metadata_url),
-        notice_every=amounts.seconds(notice_every, "--notice-every"),
+        notice_signals=[
+            _signal_number(one.partition("@")[0], "--notice-signal") for one in notice_signal
+        ],
+        notice_seconds=min(told_before, default=None),
+        sources=sources(notice, metadata_url),
+        notice_every=amounts.seconds(notice_every, "--set notice-every"),
         to_group=signal_group,
         zero_is_done=zero_is_done,
         iteration_file=iteration_file,
@@ -300,7 +320,7 @@ def guard(
     ended: Ended | None = None
     try:
         ended = guarded(
-            words, choice, settings, wait_lock=amounts.seconds(wait_lock, "--wait-lock"),
+            words, choice, settings, wait_lock=amounts.seconds(wait_lock, "--set wait-lock"),
             no_lock=no_lock, node=node_place(os.environ, nodes, job),
             retry_suspected=retry_suspected, stores=stores, on=on, told=logs.append,
         )  # fmt: skip

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ExitCode.NO_RESOURCE: "more failures and breaks than are kept, or the disk is full",
         ExitCode.PARTIAL: "a compressed log ends too early; what could be read is told",
     },
+    everyday=("--job", "--timezone", "--all", "--html"),
 )
 def incidents(
     *logs: Annotated[str, argument("LOG...", "Logs of one run, in any order; - is stdin.")],
@@ -64,7 +65,7 @@ def incidents(
     prometheus: Annotated[str, option("FILE", "Write metrics for node_exporter, atomically.")] = "",
     on: Observer = SILENT,
 ) -> IncidentReport:
-    """Show what failed, how often and where, from job logs, sacct and the guard's log.
+    """Show what failed, how often and where, from the logs of jobs.
 
     Each kind of log is recognised by its first line. Lines of many ranks about one failure are one
     incident, named after its cause. Rates have exact Poisson limits (95 %). What no log says is

@@ -238,6 +238,7 @@ class Inspected:
         ExitCode.OK: "readable; the content was not checked",
         ExitCode.NOT_FOUND: "no checkpoint there, or no tensor of that name",
     },
+    everyday=("--tensors", "--tensor", "--match", "--sort", "--files", "--resume"),
 )
 def inspect(
     checkpoint: Opened,
@@ -467,6 +468,7 @@ class BytesHeld:
         ExitCode.OK: "summed; the content was not checked",
         ExitCode.NOT_FOUND: "no checkpoint there, or no tensor matches",
     },
+    everyday=("--depth", "--match", "--also"),
 )
 def du(
     checkpoint: Opened,
@@ -523,6 +525,7 @@ def du(
         ExitCode.NO_RESOURCE: "it does not fit into --max-memory: take a slice, stats, hist or npy",
         ExitCode.UNSUPPORTED: "a format that is not read, or elements that are no numbers",
     },
+    everyday=("--slice", "--format", "--also"),
 )
 def cat(
     checkpoint: Opened,
@@ -534,7 +537,7 @@ def cat(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> TensorPart | Any:
-    """Print a tensor, a part of it, or other state, reading only what that needs.
+    """Print a tensor, a part of it, or other state.
 
     Without a slice, text shows the beginning along each axis. bfloat16 and 8-bit floats are shown
     by their values, and written to npy, which has no such types, as float32, which holds all of

@@ -1,4 +1,4 @@
-"""What keeps a checkpoint: `pin`, `unpin`, `pins`, `tag`, `untag`."""
+"""What keeps a checkpoint: `pin` and `tag`; `ls` lists them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Words = Annotated[Sequence[str], argument("TAG...", "The words.")]
 
 _CODES = {
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
-    ExitCode.NOT_FOUND: "no such root or checkpoint",
+    ExitCode.NOT_FOUND: "no such root or checkpoint; with --remove, nothing to take away",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "the root cannot be written",
     ExitCode.NO_RESOURCE: "",
@@ -62,94 +62,78 @@ class Tagged(NamedTuple):
     present: bool
 
 
-class Marks(NamedTuple):
-    """The pins and tags of a root."""
-
-    pins: tuple[Pinned, ...]
-    tags: tuple[Tagged, ...]
-
-
 @operation(
     examples=(
         (
             'ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"',
-            "gc keeps it until unpinned",
+            "gc keeps it until the pin is taken away",
         ),
+        ("ftckpt pin /ckpt/run7 latest --reason baseline", "the newest, whatever its step"),
         ("ftckpt pin s3://run7/ckpt latest --reason release --owner team-x", "for somebody else"),
+        ("ftckpt pin /ckpt/run7 120000 --remove", "take your own pin away"),
+        ("ftckpt ls /ckpt/run7", "who has pinned what, since when and why"),
     ),
-    codes={ExitCode.OK: "pinned", **_CODES},
+    codes={ExitCode.OK: "pinned, or no longer", **_CODES},
 )
 def pin(
     root: _Root,
     step: _Step,
-    reason: Annotated[str, option("TEXT", "Why; shown to anyone who finds a full disk.")],
     *,
-    owner: Annotated[str, option("NAME", "Who wants it kept; by default the login name.")] = "",
+    reason: Annotated[str, option("TEXT", "Why; shown to anyone who finds a full disk.")] = "",
+    owner: Annotated[str, option("NAME", "Whose pin it is; by default the login name's.")] = "",
+    remove: Annotated[bool, switch("--remove", "Take the pin away.")] = False,
+    all_: Annotated[bool, switch("--all", "With --remove: the pins of all owners.")] = False,
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[Pinned, ...]:
-    """Keep a checkpoint until it is unpinned, against all retention rules.
+    """Keep a checkpoint against all rules, until its pin is removed.
 
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
-    built on is kept with it.
+    built on is kept with it. A checkpoint whose pin is taken away need not be there any more.
 
     Returns:
-        A pin for each checkpoint of the step.
+        A pin for each checkpoint of the step; with `remove`, those that were taken away.
 
     Raises:
-        NotFoundError: no such root or checkpoint.
-        UsageError: several runs have one, or the reason is empty.
+        NotFoundError: no such root, checkpoint or pin.
+        UsageError: several runs have one, or arguments contradict each other.
         DeniedError: the root cannot be written.
     """
-    from ftckpt.retention.policy.select import choose_entries
-    from ftckpt.retention.records import pins as records
-    from ftckpt.retention.records.who import login_name
-
-    on.report(target=root)
-    chosen = choose_entries(runs_at(root, stores), str(step))
-    who = owner or login_name()
-    made = [records.pin(c.root, c.name, owner=who, reason=reason, now=time.time()) for c in chosen]
-    _log(chosen, "pinned", owner=who, reason=reason, by=login_name())
-    found = tuple(_pinned(c.root, one) for c, one in zip(chosen, made, strict=True))
+    on.report(target=root, removed=remove)
+    if all_ and (owner or not remove):
+        raise UsageError("--all takes away the pins of all owners: with --remove, without --owner")
+    if remove:
+        if reason:
+            raise UsageError("--reason is of a new pin, and --remove takes one away")
+        found = _unpin(root, str(step), owner, stores, everybody=all_)
+    else:
+        found = _pin(root, str(step), owner, reason.strip(), stores)
     on.report(pins=[one.pin._asdict() | {"path": one.path} for one in found])
     return found
 
 
-@operation(
-    examples=(
-        ("ftckpt unpin /ckpt/run7 120000", "take your own pin away"),
-        ("ftckpt unpin /ckpt/run7 120000 --owner alice", "take away the pin of somebody else"),
-    ),
-    codes={ExitCode.OK: "unpinned", **_CODES, ExitCode.NOT_FOUND: "no such root or pin"},
-)
-def unpin(
-    root: _Root,
-    step: _Step,
-    *,
-    owner: Annotated[str, option("NAME", "Whose pin; by default the login name's.")] = "",
-    everybody: Annotated[bool, switch("--everybody", "Take away the pins of all owners.")] = False,
-    stores: StoreOptions = STORES,
-    on: Observer = SILENT,
+def _pin(root: str, step: str, owner: str, reason: str, stores: StoreOptions) -> tuple[Pinned, ...]:
+    from ftckpt.retention.policy.select import choose_entries
+    from ftckpt.retention.records import pins as records
+    from ftckpt.retention.records.who import login_name
+
+    chosen = choose_entries(runs_at(root, stores), step)
+    who = owner or login_name()
+    made = [records.pin(c.root, c.name, owner=who, reason=reason, now=time.time()) for c in chosen]
+    _log(chosen, "pinned", owner=who, reason=reason, by=login_name())
+    return tuple(_pinned(c.root, one) for c, one in zip(chosen, made, strict=True))
+
+
+def _unpin(
+    root: str, step: str, owner: str, stores: StoreOptions, *, everybody: bool
 ) -> tuple[Pinned, ...]:
-    """Unpin a checkpoint, so that retention rules apply to it again.
-
-    The checkpoint need not be there any more.
-
-    Raises:
-        NotFoundError: no such root or pin.
-        UsageError: `owner` and `everybody`, or several runs have one.
-        DeniedError: the root cannot be written.
-    """
     from ftckpt.retention.policy.select import Chosen, choose_marked
     from ftckpt.retention.records import pins as records
     from ftckpt.retention.records.who import login_name
 
-    on.report(target=root)
-    if owner and everybody:
-        raise UsageError("--owner and --everybody contradict each other")
     roots = runs_at(root, stores)
     all_pins = [(Chosen(r, p.entry), p) for r in roots for p in records.pins(r)]
-    chosen = choose_marked(roots, str(step), [where for where, _ in all_pins])
+    chosen = choose_marked(roots, step, [where for where, _ in all_pins])
     who = None if everybody else owner or login_name()
     owners: dict[str, set[str]] = {c.path: set() for c in chosen}
     for where, one in all_pins:
@@ -163,121 +147,70 @@ def unpin(
     gone = [(c, p) for c in held for p in records.unpin(c.root, c.name, owner=who)]
     for where, one in gone:
         _log([where], "unpinned", owner=one.owner, reason=one.reason, by=login_name())
-    found = tuple(_pinned(c.root, one) for c, one in gone)
-    on.report(pins=[one.pin._asdict() | {"path": one.path} for one in found])
-    return found
-
-
-@operation(
-    examples=(
-        ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
-        ("ftckpt pins /ckpt/run7 --json | jq -r '.pins[].path'", "only the checkpoints"),
-    ),
-    codes={
-        ExitCode.OK: "listed, also where there is none",
-        **_CODES,
-        ExitCode.NOT_FOUND: "no such root",
-        ExitCode.DENIED: "",
-    },
-)
-def pins(root: _Root, *, stores: StoreOptions = STORES, on: Observer = SILENT) -> Marks:
-    """List the pins and tags of a root.
-
-    Those of checkpoints that are not there any more are listed too.
-
-    Raises:
-        NotFoundError: no such root.
-    """
-    from ftckpt.retention.records import pins as pin_records
-    from ftckpt.retention.records import tags as tag_records
-
-    on.report(target=root)
-    roots = runs_at(root, stores)
-    marks = Marks(
-        tuple(_pinned(one, each) for one in roots for each in pin_records.pins(one)),
-        tuple(
-            _tagged(one, entry, words)
-            for one in roots
-            for entry, words in tag_records.tags(one).items()
-        ),
-    )
-    on.report(
-        pins=[p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins],
-        tags=marks.tags,
-    )
-    return marks
+    return tuple(_pinned(c.root, one) for c, one in gone)
 
 
 @operation(
     examples=(
         ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
+        ("ftckpt tag /ckpt/run7 latest baseline", "the newest, whatever its step"),
         ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
+        ("ftckpt tag /ckpt/run7 120000 milestone --remove", "gc --keep-tag milestone lets it go"),
     ),
-    codes={ExitCode.OK: "tagged", **_CODES},
+    codes={ExitCode.OK: "tagged, or no longer", **_CODES},
 )
 def tag(
     root: _Root,
     step: _Step,
     words: _Words,
     *,
+    remove: Annotated[bool, switch("--remove", "Take the tags away.")] = False,
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[Tagged, ...]:
     """Tag a checkpoint, for example to keep it with gc --keep-tag.
 
     A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
-    that one tier can keep its milestones and another need not.
+    that one tier can keep its milestones and another need not. A checkpoint whose tag is taken away
+    need not be there any more.
+
+    Returns:
+        The tags that each checkpoint of the step got; with `remove`, those that were taken away.
 
     Raises:
-        NotFoundError: no such root or checkpoint.
+        NotFoundError: no such root, checkpoint or tag.
         UsageError: an empty tag, or several runs have one.
         DeniedError: the root cannot be written.
     """
-    from ftckpt.retention.policy.select import choose_entries
-    from ftckpt.retention.records import tags as records
-    from ftckpt.retention.records.who import login_name
-
-    on.report(target=root)
-    chosen = choose_entries(runs_at(root, stores), str(step))
-    who, given = login_name(), tuple(words)
-    for one in chosen:
-        for word in given:
-            records.tag(one.root, one.name, word, owner=who, now=time.time())
-            _log([one], "tagged", tag=word, by=who)
-    found = tuple(_tagged(one.root, one.name, given) for one in chosen)
+    on.report(target=root, removed=remove)
+    change = _untag if remove else _tag
+    found = change(root, str(step), tuple(words), stores)
     on.report(tags=[{"entry": t.entry, "path": t.path, "tags": t.tags} for t in found])
     return found
 
 
-@operation(
-    examples=(("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),),
-    codes={ExitCode.OK: "untagged", **_CODES, ExitCode.NOT_FOUND: "no such root or tag"},
-)
-def untag(
-    root: _Root,
-    step: _Step,
-    words: _Words,
-    *,
-    stores: StoreOptions = STORES,
-    on: Observer = SILENT,
-) -> tuple[Tagged, ...]:
-    """Remove tags from a checkpoint, so that retention rules apply to it again.
+def _tag(root: str, step: str, given: Sequence[str], stores: StoreOptions) -> tuple[Tagged, ...]:
+    from ftckpt.retention.policy.select import choose_entries
+    from ftckpt.retention.records import tags as records
+    from ftckpt.retention.records.who import login_name
 
-    The checkpoint need not be there any more.
+    chosen = choose_entries(runs_at(root, stores), step)
+    who = login_name()
+    for one in chosen:
+        for word in given:
+            records.tag(one.root, one.name, word, owner=who, now=time.time())
+            _log([one], "tagged", tag=word, by=who)
+    return tuple(_tagged(one.root, one.name, given) for one in chosen)
 
-    Raises:
-        NotFoundError: no such root or tag.
-        UsageError: several runs have one.
-        DeniedError: the root cannot be written.
-    """
+
+def _untag(root: str, step: str, given: Sequence[str], stores: StoreOptions) -> tuple[Tagged, ...]:
     from ftckpt.retention.policy.select import Chosen, choose_marked
     from ftckpt.retention.records import tags as records
     from ftckpt.retention.records.who import login_name
 
-    on.report(target=root)
-    roots, given = runs_at(root, stores), tuple(words)
+    roots = runs_at(root, stores)
     known = [(Chosen(r, entry), has) for r in roots for entry, has in records.tags(r).items()]
-    chosen = choose_marked(roots, str(step), [where for where, _ in known])
+    chosen = choose_marked(roots, step, [where for where, _ in known])
     has = {where.path: set(tagged) for where, tagged in known}
     taken = [(one, [w for w in given if w in has.get(one.path, ())]) for one in chosen]
     absent = set(given) - {word for _, found in taken for word in found}
@@ -287,11 +220,7 @@ def untag(
         for word in found:
             records.untag(one.root, one.name, word)
             _log([one], "untagged", tag=word, by=login_name())
-    gone = tuple(_tagged(one.root, one.name, found) for one, found in taken if found)
-    on.report(
-        tags=[{"entry": t.entry, "path": t.path, "tag": word} for t in gone for word in t.tags]
-    )
-    return gone
+    return tuple(_tagged(one.root, one.name, found) for one, found in taken if found)
 
 
 def _pinned(root: Root, one: Pin) -> Pinned:

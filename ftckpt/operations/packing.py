@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict, Unpack, cast
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from ftckpt.delta.pack.report import Advice, Method, PackedShare, PackReport
     from ftckpt.findings import Finding
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.pack import PackJob
+    from ftckpt.formats.delta.pack import Check, PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey, Link
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
 _HOW = "How it is packed"
 _ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
@@ -111,18 +112,19 @@ _CODES: Mapping[ExitCode, str] = {
         ),
     ),
     codes=_CODES,
+    everyday=("--level", "--rename", "--limit-rate"),
 )
 def delta_pack(
     *places: Places,
     rename: Annotated[str, option("FILE.toml", "Other names for the parameters of BASE.")] = "",
-    storage_rate: StorageRate = "",
+    storage_bw: StorageRate = "",
     max_memory: Memory = "1GiB",
     division: Machines = ALONE,
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Write a checkpoint as its difference from another one, or compressed whole.
+    """Write a checkpoint as its difference from another, or compressed.
 
     Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves.
     OUT reads like any checkpoint, as long as its base is there. It is read back and compared with
@@ -146,7 +148,7 @@ def delta_pack(
     against = None if base is None else on.keep(opened(base, stores))
     renamed = _renamed_keys(against, rename) if against is not None and rename else {}
     session = Session("delta pack", division, stores, on)
-    return _pack(session, packed, against, out, renamed, flags, storage_rate)
+    return _pack(session, packed, against, out, renamed, flags, storage_bw)
 
 
 def _three(
@@ -188,7 +190,7 @@ def _renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
             "against the full one that its chain ends in",
         ),
         (
-            "ftckpt delta rebase run/step-1090 full/step-1090 --full",
+            "ftckpt delta rebase run/step-1090 full/step-1090 --onto none",
             "against none: compressed whole",
         ),
         (
@@ -198,41 +200,39 @@ def _renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     ),
     codes=dict(_CODES)
     | {ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there"},
+    everyday=("--onto", "--full", "--base"),
 )
 def delta_rebase(
     delta: Delta,
     out: Out,
     *,
     onto: Onto = "",
-    full: Annotated[bool, switch("--full", "Make the result independent of any base.")] = False,
     base: Bases = (),
-    storage_rate: StorageRate = "",
+    storage_bw: StorageRate = "",
     max_memory: Memory = "1GiB",
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
     **flags: Unpack[PackingFlags],
 ) -> PackReport:
-    """Rewrite a delta against another base, or none; every bit stays.
+    """Rewrite a delta against another base, or none.
 
-    Without --onto and --full the result depends on the full checkpoint that the chain ends in, so
+    Without --onto the result depends on the full checkpoint that the chain ends in, so
     that the deltas between are not needed any more. It is packed, proven and shown as by
     `ftckpt delta pack`; DELTA itself and its bases are never written.
 
     Raises:
-        UsageError: it is not a delta, its chain cannot be shorter, or both `onto` and `full`.
+        UsageError: it is not a delta or its chain cannot be shorter.
         FtckptError: as `delta_pack` does.
     """
-    if onto and full:
-        raise UsageError("--onto names a base and --full wants none")
     hint = "ftckpt delta pack packs any checkpoint"
     target = _require_delta(opened(delta, stores, on, bases=base), hint)
     new = None
-    if onto:
-        new = on.keep(opened(onto, stores))
-    elif not full:
+    if not onto:
         new = _end_of_chain(target)
+    elif onto != "none":
+        new = on.keep(opened(onto, stores))
     return _pack(
-        Session("delta rebase", ALONE, stores, on), target, new, out, {}, flags, storage_rate
+        Session("delta rebase", ALONE, stores, on), target, new, out, {}, flags, storage_bw
     )
 
 
@@ -264,7 +264,7 @@ def _end_of_chain(delta: DeltaCheckpoint) -> Checkpoint:
         depends = "on nothing" if len(links) == 1 else "directly on a full checkpoint"
         raise UsageError(
             f"{delta.source.url} depends {depends}: its chain cannot be shorter",
-            hint="--full packs it whole, --onto BASE against another",
+            hint="--onto none packs it whole, --onto BASE against another",
         )
     return links[-1]
 
@@ -276,7 +276,7 @@ def _pack(
     out: str,
     renamed: Mapping[str, str],
     flags: PackingFlags,
-    storage_rate: amounts.Rate,
+    storage_bw: amounts.Rate,
 ) -> PackReport:
     """Pack what is open.
 
@@ -287,13 +287,13 @@ def _pack(
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
         flags: how.
-        storage_rate: bytes a second that the storage takes, for the advice; 0 or "": not known.
+        storage_bw: bytes a second that the storage takes, for the advice; 0 or "": not known.
     """
     from ftckpt.delta.pack.assemble import PackOptions
     from ftckpt.formats.delta.pack import pack_job
-    from ftckpt.verification import verify
+    from ftckpt.verification import VerifyOptions, verify
 
-    storage, on, stores = amounts.rate(storage_rate), session.on, session.stores
+    storage, on, stores = amounts.rate(storage_bw), session.on, session.stores
     proof, level = not flags.get("no_proof", False), flags.get("level", 2)
     restart = flags.get("restart", False)
     if session.division.asked and restart:
@@ -303,8 +303,9 @@ def _pack(
         )
     work = _work(session, target, base, out, flags)
 
-    def check(source: Checkpoint, work: Work) -> VerifyReport:
-        return verify(source, work=replace(work, processes=work.threads))
+    def check(source: Checkpoint, work: Work, seen: SeenBytes | None = None) -> VerifyReport:
+        options = VerifyOptions(seen=seen)
+        return verify(source, options, work=replace(work, processes=work.threads))
 
     def told(source: Checkpoint, found: VerifyReport) -> None:
         if found.code is ExitCode.OK:
@@ -314,16 +315,17 @@ def _pack(
         for one in found.findings:
             on.found(one)
 
-    def job(checked: Callable[[Checkpoint], VerifyReport]) -> PackJob:
+    def job(checked: Check) -> PackJob:
         options = PackOptions(level=level, work=work, proof=proof, restart=restart, renamed=renamed)
         return pack_job(
             target, base, out, options=options, store_options=stores,
             check=checked if proof else None,
         )  # fmt: skip
 
-    def alone(source: Checkpoint) -> VerifyReport:
-        found = check(source, work)
-        told(source, found)
+    def alone(source: Checkpoint, seen: SeenBytes | None) -> VerifyReport:
+        found = check(source, work, seen)
+        if seen is None or seen.ended or found.code is not ExitCode.OK:  # else more comes later
+            told(source, found)
         return found
 
     if session.division.asked:
@@ -418,6 +420,7 @@ def _advised(report: PackReport, storage: float | None) -> PackReport:
         ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
         ExitCode.NOT_FOUND: "DELTA or a base is not there",
     },
+    everyday=("--to", "--base", "--dry-run"),
 )
 def delta_unpack(
     delta: DeltaSource,
@@ -434,7 +437,7 @@ def delta_unpack(
     on: Observer = SILENT,
     **flags: Unpack[WritingFlags],
 ) -> TransferReport:
-    """Write a delta as a full checkpoint, every tensor proven by its digest.
+    """Write a delta as a full checkpoint, every tensor proven.
 
     The files come back as they were, byte for byte. With --to, or with options for another job, the
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
@@ -574,7 +577,7 @@ class DeltaReport:
             "the chain, where each base is, the cost of a restore",
         ),
         (
-            "ftckpt delta info deltas/step-1030 --advise --storage-rate 2GB/s",
+            "ftckpt delta info deltas/step-1030 --advise --storage-bw 2GB/s",
             "whether deltas pay there, and how many to put on a full checkpoint",
         ),
         (
@@ -592,19 +595,20 @@ class DeltaReport:
         ExitCode.NO_RESOURCE: "decoding so long a chain needs more than --max-memory",
         ExitCode.UNSUPPORTED: "the chain is too long, or of another version",
     },
+    everyday=("--base", "--advise", "--storage-rate"),
 )
 def delta_info(
     delta: Delta,
     *,
     base: Bases = (),
     advise: Annotated[bool, switch("--advise", "Measure rates, and say when deltas pay.")] = False,
-    storage_rate: Annotated[amounts.Rate, option("RATE", "Write rate of the storage: 2GB/s.")] = "",
+    storage_bw: Annotated[amounts.Rate, option("RATE", "Write rate of the storage: 2GB/s.")] = "",
     jobs: Jobs = 0,
     max_memory: opening.Memory = "1GiB",
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> DeltaReport:
-    """Show a delta's content, its chain of bases, and the cost of a restore.
+    """Show a delta's content, its bases, and the cost of a restore.
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
@@ -619,8 +623,8 @@ def delta_info(
     """
     from ftckpt.formats.delta.survey import survey
 
-    if storage_rate and not advise:
-        raise UsageError("--storage-rate is for the advice", hint="add --advise")
+    if storage_bw and not advise:
+        raise UsageError("--storage-bw is for the advice", hint="add --advise")
     checkpoint = _require_delta(
         opened(delta, stores, on, newest=True, bases=base), "ftckpt inspect shows any checkpoint"
     )
@@ -642,19 +646,19 @@ def delta_info(
     )
     if found.broken is not None or not advise:
         return report
-    rates, advice = _advice(checkpoint, found, storage_rate, workers)
+    rates, advice = _advice(checkpoint, found, storage_bw, workers)
     return replace(report, rates=rates, advice=advice)
 
 
 def _advice(
-    delta: DeltaCheckpoint, found: ChainSurvey, storage_rate: amounts.Rate, jobs: int
+    delta: DeltaCheckpoint, found: ChainSurvey, storage_bw: amounts.Rate, jobs: int
 ) -> tuple[DecodeRates, Advice]:
     from ftckpt.delta.pack.report import advise
     from ftckpt.formats.delta.rates import measure
 
     if not any(tensor.nbytes for tensor in delta.index.tensors):
         raise UsageError(f"{delta.source.url} has no tensors to measure with")
-    written = amounts.rate(storage_rate)
+    written = amounts.rate(storage_bw)
     rates = measure(delta, jobs)
     advice = advise(
         ratio=found.links[0].ratio or 1.0,

@@ -93,6 +93,10 @@ class Promotion:
             "verify every byte, then move the root's pointers",
         ),
         (
+            "ftckpt promote /ckpt/run7@latest --pointer last-known-good --dry-run",
+            "show what would be moved",
+        ),
+        (
             'ftckpt promote "$ROOT@latest" --pointer last-known-good && '
             'ftckpt latest "$ROOT" --pointer last-known-good',
             "a pointer of ftckpt's own, which no trainer moves",
@@ -106,7 +110,7 @@ class Promotion:
         ExitCode.OK: "every pointer says the checkpoint, which passed",
         ExitCode.CORRUPT: "the checkpoint is damaged; no pointer was moved",
         ExitCode.INCOMPLETE: "the checkpoint is not committed; no pointer was moved",
-        ExitCode.UNVERIFIED: "it has no evidence for --verify content: ftckpt seal it after the"
+        ExitCode.UNVERIFIED: "it has no evidence for --level content: ftckpt seal it after the"
         " save",
         ExitCode.UNSAFE: "the checkpoint is hostile or ambiguous; no pointer was moved",
         ExitCode.REFUSED: "a pointer says a later step (--backwards), or was changed meanwhile",
@@ -116,6 +120,7 @@ class Promotion:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--pointer", "--level", "--backwards", "--dry-run"),
 )
 def promote(
     checkpoint: Annotated[str, argument("CHECKPOINT", "A checkpoint, ROOT@STEP or ROOT@latest.")],
@@ -124,7 +129,7 @@ def promote(
         Sequence[str],
         option("NAME", "latest, a tracker, last-known-good, or a link that is there. Repeatable."),
     ] = (),
-    verify: Annotated[
+    level: Annotated[
         CheckLevel | str, option("", "Check names and sizes, every byte, or the numbers too.")
     ] = CheckLevel.CONTENT,
     backwards: Annotated[
@@ -162,7 +167,7 @@ def promote(
     from ftckpt.retention.records.who import actor
 
     on.report(target=checkpoint)
-    depth = Level(chosen(CheckLevel, verify, "--verify").value)
+    depth = Level(chosen(CheckLevel, level, "--level").value)
     root, child = _checkpoint_of_root(checkpoint, stores)
     _require_whole(root, child)
     name, url = child.candidate.path, root.url_of(child.candidate)

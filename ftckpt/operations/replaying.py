@@ -39,6 +39,14 @@ _Next = Annotated["Checkpoint | str", option("NEXT", "The next checkpoint of the
             " restarted",
         ),
         (
+            "ftckpt replay run --at 100 --steps 50 -- python train.py --steps {steps}",
+            "killed after step 100, and 50 steps compared",
+        ),
+        (
+            "ftckpt replay run --html proof.html -- python train.py",
+            "the timeline as a page, for the review",
+        ),
+        (
             "ftckpt replay run --at 100 --steps 50 -- torchrun --nproc-per-node 2 train.py "
             "--ckpt {checkpoint} --steps {steps}",
             "two ranks, killed after step 100, 50 steps compared",
@@ -62,6 +70,15 @@ _Next = Annotated["Checkpoint | str", option("NEXT", "The next checkpoint of the
         ExitCode.NO_RESOURCE: "no room for a restart's own copy of --checkpoint, or for logs",
         ExitCode.UNSUPPORTED: "the filesystem of --dir has no locks",
     },
+    everyday=(
+        "--steps",
+        "--at",
+        "--checkpoint",
+        "--reference",
+        "--baseline",
+        "--timeout",
+        "--html",
+    ),
 )
 def replay_run(
     command: Annotated[
@@ -153,6 +170,11 @@ def _step_of(checkpoint: str, on: Observer) -> int:
 
 @operation(
     examples=(
+        ("ftckpt replay compare run-a/log run-b/log", "logs that ftckpt.hook left, bit by bit"),
+        (
+            "ftckpt replay compare a.log b.log --from 100 --to 150",
+            "what a console printed, to the digits that it printed, of some steps",
+        ),
         (
             "ftckpt replay compare ftckpt-replay-1/baseline-1/log ftckpt-replay-1/restart-1/log",
             "logs that ftckpt.hook or replay run left, bit by bit",
@@ -189,7 +211,7 @@ def replay_compare(
     last: Annotated[int, option("STEP", "Last step to compare.", "--to", min=0)] = 0,
     on: Observer = SILENT,
 ) -> Judgement:
-    """Compare the logs of runs, and name the first event that differs.
+    """Compare the logs of runs, and name the first difference.
 
     Without --reference, A is taken for the uninterrupted run and B for the restart. Logs of other
     programs hold rounded numbers and no state: what they cannot show is said.
@@ -319,7 +341,7 @@ def replay_audit(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> AuditReport:
-    """Report what a restart from a checkpoint would lack, without running it.
+    """Report what a restart from a checkpoint would lack.
 
     Presence of each component, random streams against ranks, optimizer and schedule against the
     step, the environment of this shell, and with --against whether the next save was stale.

@@ -39,7 +39,7 @@ Blocks = Annotated[
     int,
     option(
         "N", "Blocks in flight; 0: one a processor, 8 to or from an object store.",
-        "--jobs", "-j", "--concurrency", min=0, under=_HOW,
+        "--jobs", "-j", min=0, under=_HOW,
     ),
 ]  # fmt: skip
 Rate = Annotated[
@@ -70,6 +70,7 @@ Memory = Annotated[amounts.Size, option("SIZE", "Memory limit.", "--max-memory",
         ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
         ExitCode.UNSUPPORTED: "",
     },
+    everyday=("--jobs", "--limit-rate", "--also", "--include-bases"),
 )
 def copy(
     source: Source,
@@ -93,7 +94,7 @@ def copy(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> CopyReport:
-    """Copy a checkpoint between tiers: verified on the way, resumable, visible at the end.
+    """Copy a checkpoint between tiers: verified, resumable.
 
     Every byte is read once, hashed, and compared with the manifest of SRC, or with the CRC-32s in
     its files; then the copy is read back. Nothing is overwritten: where the same checkpoint stands
@@ -220,6 +221,7 @@ def _options(
         ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
         ExitCode.UNSUPPORTED: "a checkpoint that cannot be copied; the others were shipped",
     },
+    everyday=("--newest", "--every", "--tag", "--limit-rate", "--dry-run"),
 )
 def sync(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
@@ -242,7 +244,7 @@ def sync(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> SyncReport:
-    """Ship the checkpoints of a root to another tier, the oldest missing one first.
+    """Ship the checkpoints of a root to another tier, oldest first.
 
     Without a rule every committed checkpoint is shipped; several rules add up. Each copy is made
     as ftckpt copy makes it: verified, resumable, visible at the end. Nothing is overwritten or
@@ -388,6 +390,7 @@ def _require_apart(source: Root, tier: Root) -> None:
         ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
         ExitCode.UNSUPPORTED: "the filesystem cannot swap two names; --to writes elsewhere",
     },
+    everyday=("--from", "--to", "--dry-run"),
 )
 def repair(
     path: Annotated[str, argument("PATH", "The damaged checkpoint: path, URL or ROOT@STEP.")],

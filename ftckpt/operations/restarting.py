@@ -113,7 +113,7 @@ class RestartReport:
             "the job loads with ftckpt.torch.Reader, which needs no files for its ranks",
         ),
         (
-            "ftckpt restart s3://run7/ckpt --gpus 64 --scratch /nvme/restart --reuse 24h",
+            "ftckpt restart s3://run7/ckpt --world 64 --scratch /nvme/restart --reuse 24h",
             "what was checked in the last day is not read again, unless a file has changed",
         ),
     ),
@@ -134,15 +134,16 @@ class RestartReport:
         ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first "
         "start",
     },
+    everyday=("--world", "--scratch", "--tp", "--pp", "--level", "--reader"),
 )
 def restart(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
-    world: Annotated[int, option("N", "Ranks of the job to restart.", "--world", "--gpus", min=1)],
+    world: Annotated[int, option("N", "Ranks of the job to restart.", min=1)],
     *,
     scratch: Annotated[
         str, option("DIR", "Where a checkpoint is resharded to, if it must be.")
     ] = "",
-    verify: Annotated[
+    level: Annotated[
         CheckLevel | str, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     rules: RulesFile = "",
@@ -156,7 +157,7 @@ def restart(
     on: Observer = SILENT,
     **flags: Unpack[RestartFlags],
 ) -> RestartReport:
-    """Print a checkpoint that a job of N ranks loads: find, check, reshard if needed.
+    """Print a checkpoint that N ranks load: find, check, reshard.
 
     The newest that passes is chosen as `latest` does it. If N ranks load it as it is, its path is
     printed; DCP and safetensors load at any N. Otherwise it is resharded below --scratch, proven,
@@ -173,7 +174,7 @@ def restart(
     """
     from ftckpt.discovery.select import select
 
-    level = chosen(CheckLevel, verify, "--verify")
+    level = chosen(CheckLevel, level, "--level")
     on.report(target=root, path=None, step=None, source=None, level=level, grid={})
     on.report(world_size=world, skipped=[], pointers=[], findings=[])
     choice = cast(ChoiceFlags, flags)

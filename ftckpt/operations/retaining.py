@@ -1,4 +1,4 @@
-"""What keeps and drops the checkpoints of a root: `gc`, `gc_undelete`, `gc_purge`."""
+"""What keeps and drops the checkpoints of a root: `gc`, `rm`, `gc_undelete`, `gc_purge`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
 from .definition import argument, operation, option, switch
-from .opening import STORES, root_at
+from .opening import STORES, root_at, runs_at
 from .tables import read_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ _Root = Annotated[str, argument("ROOT", "Directory or URL that holds the checkpo
 _Planned = Annotated[
     "RetentionPlan | str",
     argument("PLAN", "A plan that --json printed: show it, or --apply exactly it."),
+]
+
+
+_Survivors = Annotated[
+    int | None,
+    option("N", "Good ones that each run must keep; by default 2.", min=1, under=_LIMITS),
+]
+_NoCheck = Annotated[
+    bool,
+    switch(
+        "--no-check", "Read no survivor's content where none is known to be good.", under=_LIMITS
+    ),
 ]
 
 
@@ -105,10 +117,7 @@ class RuleFlags(TypedDict, total=False):
 class LimitFlags(TypedDict, total=False):
     """How much may go at once; None or "" where not given."""
 
-    min_survivors: Annotated[
-        int | None,
-        option("N", "Good ones that each run must keep; by default 2.", min=1, under=_LIMITS),
-    ]
+    min_survivors: _Survivors
     max_delete: Annotated[
         int | str,
         option(
@@ -127,13 +136,7 @@ class LimitFlags(TypedDict, total=False):
         bool,
         switch("--any-name", "Let those go, too, whose names no trainer gives.", under=_LIMITS),
     ]
-    no_check: Annotated[
-        bool,
-        switch(
-            "--no-check", "Read no survivor's content where none is known to be good.",
-            under=_LIMITS,
-        ),
-    ]  # fmt: skip
+    no_check: _NoCheck
 
 
 class KeepFlags(RuleFlags, LimitFlags, total=False):
@@ -244,6 +247,15 @@ def short_of(plan: RetentionPlan) -> str:
         ExitCode.UNSUPPORTED: "the store cannot keep a second gc away",
         ExitCode.PARTIAL: "some of it could not be dropped, or --free asks for more than may go",
     },
+    everyday=(
+        "--keep-last",
+        "--keep-every",
+        "--keep-daily",
+        "--keep-tag",
+        "--policy",
+        "--free",
+        "--apply",
+    ),
 )
 def gc(
     root: _Root,
@@ -266,7 +278,7 @@ def gc(
     on: Observer = SILENT,
     **flags: Unpack[KeepFlags],
 ) -> RetentionAnswer:
-    """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
+    """Drop the checkpoints that no rule keeps: a plan, then --apply.
 
     Only COMMITTED entries without a known bad verdict count as survivors, and at least one survivor
     has passed a content check, remembered in the root's ledger or made now. The newest, what a kept
@@ -283,8 +295,6 @@ def gc(
         NotFoundError: no such root, or no checkpoint in it.
         UnavailableError, DeniedError: something could not be read; nothing was touched.
     """
-    from ftckpt.retention.document import dump_plan
-
     ttl = _trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     check = None
     if apply:
@@ -305,17 +315,101 @@ def gc(
         on.report(target=root)
         place = root_at(root, stores)
         planned = _plan(place, policy, check, most_files, stores, on)
-    on.report(
-        plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
-        frees=planned.frees, thins=len(planned.thin), wins=planned.wins,
-    )  # fmt: skip
-    on.end(planned)
+    _tell(planned, on)
     if check is None:
         return RetentionAnswer(plan=planned)
     planned.require()
     applied = _drop(place, planned, ttl, check, on, purge_now=purge_now)
     thinned = _thin(place, planned, stores, on, purge_now=purge_now)
     return RetentionAnswer(plan=planned, applied=applied, thinned=thinned)
+
+
+def _tell(plan: RetentionPlan, on: Observer) -> None:
+    """Tell of a plan as soon as it is made."""
+    from ftckpt.retention.document import dump_plan
+
+    on.report(
+        plan=dump_plan(plan), keeps=kept_saves(plan), drops=len(plan.drop), frees=plan.frees,
+        thins=len(plan.thin), wins=plan.wins,
+    )  # fmt: skip
+    on.end(plan)
+
+
+@operation(
+    examples=(
+        ("ftckpt rm /ckpt/run7 12000", "what would go, and what speaks against it"),
+        ("ftckpt rm /ckpt/run7 12000 12500 --apply", "to the trash; a day to undo it"),
+        ("ftckpt gc undelete /ckpt/run7 12000", "undo it"),
+    ),
+    codes={
+        ExitCode.OK: "planned, or carried out",
+        ExitCode.USAGE: "no root; or several runs have such a step",
+        ExitCode.UNSAFE: "a link stands where ftckpt's own files belong, or where an entry was",
+        ExitCode.REFUSED: "pinned, pointed to, read or needed by a delta; too few good ones would "
+        "be left; it has changed meanwhile, or another gc is at work; nothing was touched",
+        ExitCode.NOT_FOUND: "no such root or checkpoint",
+        ExitCode.UNAVAILABLE: "storage failed, or a listing is behind; nothing was concluded",
+        ExitCode.DENIED: "credentials or permissions",
+        ExitCode.NO_RESOURCE: "",
+        ExitCode.UNSUPPORTED: "the store cannot keep a gc away",
+        ExitCode.PARTIAL: "some of them could not be dropped",
+    },
+)
+def rm(
+    root: _Root,
+    steps: Annotated[
+        Sequence[int | str] | int | str,
+        argument("STEP...", "A step, a name in the root, or latest."),
+    ],
+    *,
+    apply: Annotated[
+        bool, switch("--apply", "Carry the plan out; without it nothing changes.")
+    ] = False,
+    min_survivors: _Survivors = None,
+    no_check: _NoCheck = False,
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+) -> RetentionAnswer:
+    """Drop checkpoints by name: a plan, then --apply.
+
+    What is pinned, pointed to, being read, still being written or needed by a delta stays, and the
+    run keeps at least two good checkpoints, one of them with a content that was checked: otherwise
+    nothing is touched (8). The newest and a damaged one go if they are named. gc undelete has them
+    back until gc --apply or gc purge frees the trash, a day later.
+
+    Returns:
+        The plan and what was done; `on.end` is told the plan before. One that breaks a limit has
+        the code for that, and is not carried out.
+
+    Raises:
+        UsageError: several runs have such a step.
+        RefusedError: with `apply`: the plan breaks a limit or is stale, or another gc is at work.
+        NotFoundError: no such root or checkpoint.
+        UnavailableError, DeniedError: something could not be read; nothing was touched.
+    """
+    from ftckpt.retention.policy.select import choose_entries
+
+    check = None
+    if apply:
+        from ftckpt.retention.apply.check import ContentCheck
+
+        check = ContentCheck(Work.of(counter=on.counter))
+    on.report(target=root)
+    given = [steps] if isinstance(steps, (int, str)) else steps
+    runs = runs_at(root, stores)
+    chosen = [one.path for step in given for one in choose_entries(runs, str(step))]
+    only = tuple(dict.fromkeys(chosen))
+    limits = _limits({"min_survivors": min_survivors, "no_check": no_check})
+    policy = Policy(only=only, delete_corrupt=True, max_delete=DeleteLimit(len(only)), **limits)
+    # As many are opened to see whether they are good as the floor needs; all others stay closed.
+    policy = replace(policy, keep_last=policy.min_survivors + len(only))
+    place = root_at(root, stores)
+    planned = _plan(place, policy, check, None, stores, on)
+    _tell(planned, on)
+    if check is None:
+        return RetentionAnswer(plan=planned)
+    planned.require()
+    return RetentionAnswer(plan=planned, applied=_drop(place, planned, None, check, on))
 
 
 def _trash_seconds(trash_ttl: Duration, *, apply: bool, purge_now: bool, yes: bool) -> float:
@@ -484,13 +578,13 @@ def _plan(
 def _drop(
     place: Place,
     plan: RetentionPlan,
-    ttl: float,
+    ttl: float | None,
     check: ContentCheck,
     on: Observer,
     *,
-    purge_now: bool,
+    purge_now: bool = False,
 ) -> Applied:
-    """Drop what a plan drops (see `ftckpt.retention.apply`)."""
+    """Drop what a plan drops (see `ftckpt.retention.apply`); `ttl`: None leaves the trash alone."""
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.prepare import prepare
     from ftckpt.retention.apply.run import apply

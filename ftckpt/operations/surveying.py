@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +16,13 @@ from ftckpt.progress import Counter
 from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions
 
-from .definition import argument, operation, option, switch
+from .definition import argument, assumption, operation, option, switch
 from .opening import STORES
 
 if TYPE_CHECKING:
     from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
+    from ftckpt.discovery.roots import Root
     from ftckpt.health import Status, Survey, SurveyedEntry
     from ftckpt.parts.finish import DividedState
     from ftckpt.retention.scan.entries import EntryVerdict, Pin
@@ -40,7 +41,8 @@ class ListedCheckpoint:
         bytes: of its files; None where they were not listed.
         files: number of them.
         format: "" where none recognises it.
-        entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker.
+        entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker, `ABSENT`
+            of what is pinned or tagged and is not there.
         why: why it is of this class.
         sealed: whether it has a manifest.
         verified: whether a check of its content is remembered, or it was sealed after one.
@@ -72,7 +74,7 @@ class ListedCheckpoint:
     examples=(
         ("ftckpt ls", "what the working directory holds"),
         ("ftckpt ls /ckpt/run7", "steps, ages, sizes, classes, and what keeps each"),
-        ("ftckpt ls s3://run7/ckpt --all", "the trash and foreign names too"),
+        ("ftckpt ls s3://run7/ckpt --all", "the trash, foreign names, pins of what is gone"),
         ("ftckpt ls /ckpt/run7@latest", "one checkpoint"),
     ),
     codes={
@@ -85,11 +87,13 @@ class ListedCheckpoint:
 def ls(
     path: Annotated[str, argument("[PATH]", "Directory or URL that holds the checkpoints.")] = ".",
     *,
-    all_: Annotated[bool, switch("--all", "Foreign names and the trash, too.")] = False,
+    all_: Annotated[
+        bool, switch("--all", "The trash, foreign names, and pins of what is gone, too.")
+    ] = False,
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[ListedCheckpoint, ...]:
-    """List the checkpoints of a root: step, age, size, class, verified or not, pins.
+    """List the checkpoints of a root: step, age, size, verified, pins.
 
     Told by listings and manifests; no checkpoint is opened, except for a step that its name does
     not show. The newest comes first; several runs below PATH are listed apart. Of one checkpoint,
@@ -154,8 +158,29 @@ def ls(
                     pins=entry.pins,
                 )
             )
+        if all_ and not only and one.run is not None:
+            found += _absent(one, one.run.root)
     on.report(checkpoints=found)
     return tuple(found)
+
+
+def _absent(survey: Survey, root: Root) -> Iterator[ListedCheckpoint]:
+    """Yield what is pinned or tagged in a root and is not there."""
+    from ftckpt.retention.policy.select import Chosen
+    from ftckpt.retention.records.pins import pins
+    from ftckpt.retention.records.tags import tags
+
+    there = {pin.entry for held in survey.held for pin in held.entry.pins}
+    there |= {held.entry.name for held in survey.held}
+    pinned, tagged = pins(root), tags(root)
+    for name in sorted({*(pin.entry for pin in pinned), *tagged} - there):
+        yield ListedCheckpoint(
+            path=Chosen(root, name).url, root=survey.url, step=None, time=None, age_s=None,
+            bytes=None, files=None, format="", entry_class="ABSENT",
+            why="pinned or tagged, and not there", sealed=False, verified=False, verdict=None,
+            pointers=(), tags=tuple(tagged.get(name, ())),
+            pins=tuple(pin for pin in pinned if pin.entry == name),
+        )  # fmt: skip
 
 
 def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
@@ -242,6 +267,7 @@ class DividedWork:
         ExitCode.NO_RESOURCE: "the metrics or the picture could not be written",
         ExitCode.UNSUPPORTED: "--plot needs matplotlib",
     },
+    everyday=("--expect-interval", "--late", "--tier", "--scrub-every", "--policy", "--plot"),
 )
 def status(
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
@@ -256,8 +282,10 @@ def status(
     expect_interval: Annotated[
         Duration, option("T", "How often a save is due: 22m; else as measured.")
     ] = "",
-    late: Annotated[float, option("N", "Alert above N intervals without a save.", min=1)] = 2.0,
-    slower: Annotated[float, option("N", "Alert when saves take N times as long.", min=1)] = 1.5,
+    late: Annotated[float, assumption("N", "Alert above N intervals without a save.", min=1)] = 2.0,
+    slower: Annotated[
+        float, assumption("N", "Alert when saves take N times as long.", min=1)
+    ] = 1.5,
     tier: Annotated[str, option("ROOT", "The second tier: counts the saves that it lacks.")] = "",
     policy: Annotated[str, option("FILE.toml", "Show what a retention policy keeps.")] = "",
     scrub_every: Annotated[
@@ -270,7 +298,7 @@ def status(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Status:
-    """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
+    """Show a run's checkpoint health: age, cadence, size, alerts.
 
     What is finished is told by names, when by modification times. Of the newest save the headers
     are read and its structure is checked; what is known of the content of any comes from the
@@ -496,7 +524,7 @@ def doctor(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> Examination:
-    """Show what this machine and a place can do, and what to do about the rest.
+    """Show what this machine and a place can do, and what is wrong.
 
     Each line was tried or looked up, and says what follows from it. A place is tried with small
     files of our own, which are removed again; those of a killed run go with the next one. A note is

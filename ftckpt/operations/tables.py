@@ -126,7 +126,7 @@ def families(
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> FamilyTables:
-    """List the tables of model families, or check one against a model.
+    """List the tables of model families, or try one on a model.
 
     A table says how convert translates names. The check needs no checkpoint: it imagines the
     tensors that config.json describes, translates them to each side of the table and back, and

@@ -213,7 +213,11 @@ _RESHARD = (
 )
 
 
-@operation(examples=_RESHARD, codes=CODES)
+@operation(
+    examples=_RESHARD,
+    codes=CODES,
+    everyday=("--tp", "--pp", "--dp", "--like", "--only", "--dry-run"),
+)
 def reshard(
     source: Source,
     destination: Destination,
@@ -225,7 +229,7 @@ def reshard(
     on: Observer = SILENT,
     **flags: Unpack[TransferFlags],
 ) -> TransferReport:
-    """Write a checkpoint for another number of ranks, optimizer included.
+    """Write a checkpoint for another number of ranks.
 
     The result is built beside DST, read back, compared with the source bit for bit, and shown by
     one last act. Killed at any instant, DST is absent or whole; the same command goes on where it
@@ -305,7 +309,11 @@ _CONVERT = (
 )
 
 
-@operation(examples=_CONVERT, codes=CODES)
+@operation(
+    examples=_CONVERT,
+    codes=CODES,
+    everyday=("--to", "--only", "--dtype", "--names"),
+)
 def convert(
     source: Source,
     destination: Destination,
@@ -313,7 +321,7 @@ def convert(
         str,
         option(
             "FORMAT",
-            f"{', '.join(WRITTEN)}; without it that of --like, or SRC's own.",
+            f"{', '.join(WRITTEN)}; else that of --like or SRC.",
             words=WRITTEN,
         ),
     ] = "",

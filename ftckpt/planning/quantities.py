@@ -30,6 +30,11 @@ _COUNT_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _PERIODS = {"h": HOUR, "d": DAY, "day": DAY, "y": YEAR}
 
 
+def typed(flag: str, text: str) -> str:
+    """Return an option with its value as it was typed."""
+    return f"{flag}{'=' if flag.startswith('--set ') else ' '}{text}"
+
+
 def size(text: str, flag: str) -> float:
     """Return bytes for `512MB`, `1.5GiB`, `5.7TB`; bits are refused."""
     text = text.strip()
@@ -53,7 +58,7 @@ def bandwidth(text: str, flag: str) -> float:
     else:
         raise refused(text, flag, "a bandwidth", lambda n: f"{n}GB/s, or {n}Gb/s for bits")
     if not value > 0:
-        raise UsageError(f"{flag} {text}: nothing can be moved at this bandwidth")
+        raise UsageError(f"{typed(flag, text)}: nothing can be moved at this bandwidth")
     return within(value, _MOST_BYTES, text, flag)
 
 
@@ -65,7 +70,7 @@ def share(text: str, flag: str) -> float:
         if 0 <= value <= 1:
             return value
     raise UsageError(
-        f"{flag} {text}: this is not a share between 0 and 100 %", hint="write 5% or 0.05"
+        f"{typed(flag, text)}: this is not a share between 0 and 100 %", hint="write 5% or 0.05"
     )
 
 
@@ -73,7 +78,7 @@ def factor(text: str, flag: str) -> float:
     """Return a positive plain number: a ratio, a multiplier."""
     text = text.strip()
     if re.fullmatch(BARE, text) is None or not 0 < float(text) < math.inf:
-        raise UsageError(f"{flag} {text}: this is not a number above zero", hint="write 1.5")
+        raise UsageError(f"{typed(flag, text)}: this is not a number above zero", hint="write 1.5")
     return float(text)
 
 
@@ -89,7 +94,7 @@ def count(text: str, flag: str, *, kilo: int = 1000) -> int:
         value = float(match[1]) * (kilo if match[2] in ("k", "K") else _COUNT_UNITS[match[2]])
     if not 0 < value < 1e18 or value != int(value):
         raise UsageError(
-            f"{flag} {text}: this is not a whole number above zero",
+            f"{typed(flag, text)}: this is not a whole number above zero",
             hint="write 16384, 16k or 70B",
         )
     return int(value)
@@ -107,7 +112,7 @@ def money(text: str, flag: str) -> Money:
     text = text.strip()
     match = re.fullmatch(_MONEY, text)
     if match is None or (match[1] and match[3]) or not math.isfinite(float(match[2])):
-        raise UsageError(f"{flag} {text}: this is not a price", hint="write 2.33 or 2.33EUR")
+        raise UsageError(f"{typed(flag, text)}: this is not a price", hint="write 2.33 or 2.33EUR")
     return Money(float(match[2]), match[3] or "USD")
 
 
@@ -142,7 +147,7 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = Fals
         raise refused(text, flag, "a failure rate", shown)
     if not 0 < value < math.inf:
         raise UsageError(
-            f"{flag} {text}: a failure rate must be above zero and finite",
+            f"{typed(flag, text)}: a failure rate must be above zero and finite",
             hint="leave out what never fails; what fails all the time cannot be planned for",
         )
     return value
@@ -160,12 +165,12 @@ def observed(text: str, flag: str) -> ObservedFailures:
     number, slash, time = text.partition("/")
     if not slash or not number.strip().isdecimal():
         raise UsageError(
-            f"{flag} {text}: this is not a number of failures in a time",
+            f"{typed(flag, text)}: this is not a number of failures in a time",
             hint="write 419/54d: 419 failures in 54 days",
         )
     seconds = duration(time, flag)
     if not seconds > 0:
-        raise UsageError(f"{flag} {text}: failures cannot be counted in no time")
+        raise UsageError(f"{typed(flag, text)}: failures cannot be counted in no time")
     return ObservedFailures(int(number), seconds)
 
 
@@ -187,7 +192,7 @@ def component(text: str, flag: str, *, per_node: int = 8) -> Component:
     match = re.fullmatch(r"\s*([^=@\s]+)\s*=([^@]+)@(.+)", text)
     if match is None:
         raise UsageError(
-            f"{flag} {text}: this is not a component",
+            f"{typed(flag, text)}: this is not a component",
             hint=f"write name=N@RATE: {flag} nic=2048@100000h",
         )
     number = count(match[2], flag, kilo=1024)

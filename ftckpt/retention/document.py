@@ -182,7 +182,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _policy(policy: Policy) -> dict[str, Any]:
     values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)}
-    values["keep_tags"] = list(policy.keep_tags)
+    values["keep_tags"], values["only"] = list(policy.keep_tags), list(policy.only)
     for name in ("metric", "max_delete"):
         values[name] = None if values[name] is None else str(values[name])
     return values
@@ -216,7 +216,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
 
 def _plan(document: Mapping[str, Any]) -> RetentionPlan:
     policy = dict(document["policy"])
-    policy["keep_tags"] = tuple(policy["keep_tags"])
+    policy["keep_tags"], policy["only"] = tuple(policy["keep_tags"]), tuple(policy["only"])
     if policy["metric"] is not None:
         policy["metric"] = Metric.parse(policy["metric"])
     if policy["max_delete"] is not None:

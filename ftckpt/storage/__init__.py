@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UsageError
 
 from .options import StoreOptions
-from .remotes import named
+from .remotes import SCHEMES, named
 from .secrets import withheld
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def _opened(url: str, options: StoreOptions) -> Store:
     if scheme in ("", "file", "local"):
         from ftckpt.storage.local.store import LocalStore
 
+        slip = None if scheme else re.match(r"([a-z0-9]+)//(?=[^/])", url)
+        if slip is not None and slip[1] in SCHEMES and not os.path.lexists(slip[1]):
+            meant = f"{slip[1]}://{url[slip.end() :]}"
+            raise UsageError(
+                f"{url} is neither a URL nor a path", hint=f"a URL has a colon: {meant}"
+            )
         if not scheme and re.match(r"[A-Za-z0-9+.-]+::[A-Za-z0-9+.-]*(://|$)", url):
             raise UsageError(f"{url} chains filesystems; a cache in between cannot be trusted")
         return LocalStore(url.removeprefix("local://") if scheme == "local" else url)

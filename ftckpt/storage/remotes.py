@@ -20,7 +20,8 @@ from .settings import SettingsFile, config_path, read_settings
 # Two slashes make a URL, a second colon a chain of filesystems.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-_SELECTOR = r"@(latest|\d+)$"
+# Which checkpoint of a root, after its place: `newest` says what `latest` does.
+SELECTOR = r"@(?P<which>latest|newest|\d+)"
 # The beginnings of URLs: a missing slash must not turn one into the name of a remote.
 SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file", "local", "memory", "http", "https"}
@@ -171,7 +172,9 @@ def named(url: str) -> tuple[Remote, str] | None:
         return known[name], rest
     first = url.split("/")[0]
     # After one slash a URL was meant: opening the path reports that.
-    if rest.startswith("/") or any(map(os.path.lexists, (first, re.sub(_SELECTOR, "", first)))):
+    if rest.startswith("/") or any(
+        map(os.path.lexists, (first, re.sub(f"{SELECTOR}$", "", first)))
+    ):
         return None
     near = _near(name, known)
     meant = f"did you mean {' or '.join(f'{one}:' for one in near)}? " if near else ""

@@ -43,6 +43,9 @@ def hint_for_absent(path: str) -> str:
             names = [entry.name for entry in islice(entries, _READ)]
     except OSError:
         return ""
+    numbers = nearest_numbers(missing, names)
+    if numbers:
+        return f"the nearest by number: {' and '.join(os.path.join(there, n) for n in numbers)}"
     near = [os.path.join(there, name) for name in _closest(missing, names)]
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -70,6 +73,36 @@ def existing(path: str) -> str:
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
     return path or "."
+
+
+def nearest_numbers(asked: str, names: Iterable[str]) -> list[str]:
+    """Return the names that differ in their last number alone: the next lower, the next higher.
+
+    The same number in another spelling (`step1500`, `step-0001500`) is the only one that is meant.
+    """
+    begin, number, end = _around_number(asked)
+    if number is None:
+        return []
+    alike = [
+        (its, name)
+        for name in names
+        for before, its, after in (_around_number(name),)
+        if its is not None and (before, after) == (begin, end)
+    ]
+    same = [name for its, name in alike if its == number]
+    if same:
+        return same[:1]
+    lower = max((one for one in alike if one[0] < number), default=None)
+    higher = min((one for one in alike if one[0] > number), default=None)
+    return [one[1] for one in (lower, higher) if one is not None]
+
+
+def _around_number(name: str) -> tuple[str, int | None, str]:
+    """Return what stands before a name's last number, without separators, it, and what follows."""
+    found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", name, re.DOTALL | re.ASCII)
+    if found is None:
+        return name, None, ""
+    return re.sub(r"[-_.]", "", found[1]).lower(), int(found[2]), found[3].lower()
 
 
 def hint_for_name(asked: str, names: Iterable[str]) -> str:

@@ -176,22 +176,30 @@ def transfer(
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
 
-    def carry_out(options: TransferOptions, *, once: bool) -> TransferReport:
+    def carry_out(
+        options: TransferOptions, *, once: bool = False, proven: bool = False
+    ) -> TransferReport:
         return _carry_out(
             content, layout, destination, target, single=single, same_objects=same_objects,
             options=options, store_options=store_options, check=check, prover=prover, parts=parts,
-            once=once,
+            once=once, proven=proven,
         )  # fmt: skip
 
     once = options.proof and prover is prove and parts is None and _is_plain(content, options)
+    proven = parts is None and content.checkpoint.decoding.proves_reads
     try:
-        return carry_out(options, once=once)
-    except _MisreadError:
+        return carry_out(options, once=once, proven=proven)
+    except MisreadError:
         # Read wrongly once and rightly then: what was built of it is wrong.
-        return carry_out(replace(options, restart=True), once=False)
+        return carry_out(replace(options, restart=True))
+    except CorruptError:
+        if not proven or check is None:
+            raise
+        # The check reads all of it and names what is damaged, or it was read wrongly once.
+        return carry_out(replace(options, restart=True))
 
 
-class _MisreadError(FtckptError):
+class MisreadError(FtckptError):
     """Bytes of the source came otherwise for the transfer than for its check."""
 
 
@@ -216,11 +224,12 @@ def _carry_out(
     prover: Prover,
     parts: BuiltByParts | None,
     once: bool,
+    proven: bool,
 ) -> TransferReport:
-    """Do what `transfer` says; `once`: by one reading of the source.
+    """Do what `transfer` says; `once`: by one reading of the source; `proven`: that is proven.
 
     Raises:
-        _MisreadError: the source was read wrongly, and is whole.
+        MisreadError: the source was read wrongly, and is whole.
     """
     started = time.monotonic()
     source = content.checkpoint
@@ -241,7 +250,7 @@ def _carry_out(
         if parts is not None:
             staging.believe(parts.blocks, parts.place)
         with blaming_changes(source):
-            seen = SeenBytes(source) if once and check is not None else None
+            seen = SeenBytes(source) if (once or proven) and check is not None else None
             extra = 0
             if check is not None:
                 checked = check(seen)
@@ -256,6 +265,8 @@ def _carry_out(
             built = _build(source, layout, gathering, staging, work, sums)
             if sums is not None:
                 extra += _read_the_rest(sums, gathering, work)
+            elif seen is not None:
+                seen.end()
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
@@ -266,7 +277,7 @@ def _carry_out(
                 extra += checked.bytes_read - seen.taken
                 if seen.differing:
                     staging.forget()
-                    raise _MisreadError(f"{seen.differing[0]} was read wrongly once")
+                    raise MisreadError(f"{seen.differing[0]} was read wrongly once")
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:

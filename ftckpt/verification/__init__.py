@@ -336,19 +336,22 @@ def _check_by_evidence(
             checkpoint, options.against, emit=collector.add, work=work, sample=options.sample
         )
 
+    seen = options.seen is not None and checkpoint.decoding.proves_reads
+
     def itself() -> ContentResult:
         from .selfchecks import check_itself
 
         return check_itself(
             checkpoint,
-            sealed=manifest is not None,
+            sealed=manifest is not None and not seen,
             emit=collector.add,
             work=work,
             sample=options.sample,
             decode=options.decode,
+            seen=seen,
         )
 
-    if manifest is not None:
+    if manifest is not None and not seen:
         from .blocks import check_manifest
 
         collector.evidence = "manifest"
@@ -564,7 +567,7 @@ def _hint(code: ExitCode, level: Level) -> str:
     """Return the next action; `latest` must check as deeply as the failed check."""
     hint = _HINTS.get(code, "")
     if level is Level.VALUES:
-        hint = hint.replace("--verify content", "--verify values").replace("whole", "sound")
+        hint = hint.replace("--level content", "--level values").replace("whole", "sound")
     return hint
 
 
@@ -574,7 +577,7 @@ _SAVED_AGAIN = (
 )
 _HINTS = {
     ExitCode.CORRUPT: "do not resume from it; "
-    "`ftckpt latest ROOT --verify content` finds the newest that is whole",
+    "`ftckpt latest ROOT --level content` finds the newest that is whole",
     ExitCode.INCOMPLETE: "wait for the save to finish, or use an earlier checkpoint",
     ExitCode.UNSAFE: "do not load it with any other tool; find out who wrote it",
 }

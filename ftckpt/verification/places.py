@@ -197,14 +197,14 @@ class PlaceCheck:
         return self._failed(error, (), url, None, time.monotonic())
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
-        from ftckpt.discovery.candidates import choose_child
+        from ftckpt.discovery.candidates import newest_child
         from ftckpt.discovery.roots import has_gone
 
         pointed = self._pointed(root)
         if everything:
             chosen = self._counted(root)
         else:
-            chosen = [choose_child(root, "", self.watcher.warn)]
+            chosen = [newest_child(root, self.watcher.warn, over_finished=False)]
         reports = []
         for child in chosen:
             report = self._begun(root, child)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered
 from ftckpt.discovery.listing import files_of
-from ftckpt.errors import UNPROVEN, ExitCode, FtckptError, UsageError
+from ftckpt.errors import UNPROVEN, ExitCode, FtckptError
 from ftckpt.storage import StoreOptions
 
 if TYPE_CHECKING:
@@ -183,20 +183,3 @@ def _nbytes(root: Root, child: Child) -> int:
         return files_of(root.store, child.part.entry).nbytes
     except FtckptError:
         return 0  # removed meanwhile: the check says so
-
-
-def scrubbing(
-    oldest_first: bool, budget: float | None, stores: StoreOptions, ledger: str = ""
-) -> Scrub | None:
-    """Return the scrub that the flags ask for; None if they ask for none.
-
-    Raises:
-        UsageError: a budget without `--oldest-first`, or a budget of nothing.
-    """
-    if not oldest_first:
-        if budget is not None:
-            raise UsageError("--budget needs --oldest-first")
-        return None
-    if budget is not None and budget <= 0:
-        raise UsageError("--budget must be more than nothing")
-    return Scrub(budget, stores, ledger)

@@ -25,7 +25,7 @@ _MOST = 256  # checks per task: handing over a task costs more than a few checks
 
 
 class ChosenSelfCheck(NamedTuple):
-    """A check, and whether the sample takes it."""
+    """A check, and whether it is made: the sample takes it, and nothing else has made it."""
 
     check: SelfCheck
     sampled: bool
@@ -57,11 +57,13 @@ def check_itself(
     work: Work = ALONE,
     sample: float | None = None,
     decode: bool = True,
+    seen: bool = False,
 ) -> ContentResult:
     """Let a checkpoint check itself; the evidence is `none` if it cannot.
 
     With `sealed` its files were already compared with a manifest. `work` uses no processes with a
-    rate limit or if a part of the data is not local. `decode` is of `VerifyOptions`. The other
+    rate limit or if a part of the data is not local. `decode` is of `VerifyOptions`; with `seen`
+    other work has read the tensors, and what each reading checks is not done again. The other
     arguments are as in `blocks.check_manifest`.
 
     Raises:
@@ -70,7 +72,7 @@ def check_itself(
     """
     check = _Check(Report(checkpoint.source, emit))
     chosen = Sample(sample, checkpoint.source.name)
-    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed, decode=decode))
+    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed, decode=decode, seen=seen))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     work = replace(work, processes=_affordable(work, checkpoint))
     if work.processes:
@@ -82,7 +84,7 @@ def check_itself(
     ) -> Sequence[SelfCheckDone]:
         return [_done(one, checkpoint, work.limiter) for one in task]
 
-    whole = sample is None and work.division is None
+    whole = sample is None and work.division is None and not seen
     with reading_ahead(checkpoint, jobs=work.threads) if whole else nullcontext():
         for done in work.spread(tasks, carry_out):
             if not check.any and not work.processes:
@@ -143,7 +145,7 @@ def _affordable(work: Work, checkpoint: Checkpoint) -> int:
 
 
 def _chosen(
-    checkpoint: Checkpoint, chosen: Sample, *, sealed: bool, decode: bool
+    checkpoint: Checkpoint, chosen: Sample, *, sealed: bool, decode: bool, seen: bool
 ) -> Iterator[ChosenSelfCheck | FtckptError]:
     """Yield all checks, and the error that stops them, if any."""
     started: set[str] = set()
@@ -152,7 +154,8 @@ def _chosen(
             file, offset, _ = check.extent
             if check.only_decodes and not decode:
                 continue
-            yield ChosenSelfCheck(check, chosen.takes(file, offset, first=file not in started))
+            takes = chosen.takes(file, offset, first=file not in started)
+            yield ChosenSelfCheck(check, takes and not (seen and check.of_reading))
             started.add(file)
     except FtckptError as error:
         yield error

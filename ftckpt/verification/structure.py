@@ -194,7 +194,8 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
             except RecursionError:
                 pass  # JSON all the same
             except ValueError as error:
-                why = f"is not JSON: {error}"
+                at = f" from character {error.pos} on" if hasattr(error, "pos") else ""
+                why = f"is not JSON{at}"
         if why:
             yield finding("bad-index", f"{extent.file} {why}", file=extent.file)
 

@@ -152,7 +152,7 @@ class Run:
     def night(self, *, full: bool = False, away: bool = False, stale: bool = False) -> None:
         """Do what cron does, and hold each answer to the truth."""
         self.clock.now += 3 * HOUR
-        found = self.cron("verify", str(self.root), "--oldest-first", "--budget", f"{BUDGET:g}s")
+        found = self.cron("scrub", str(self.root), "--budget", f"{BUDGET:g}s")
         bad = {Path(c["target"]).name for c in found["checkpoints"] if c["findings"]}
         seen = {n for n in self.damaged if (self.root / n).exists()} & (bad | self.known)
         self.known = seen

@@ -113,36 +113,32 @@ def test_rules_are_numbers_or_the_texts_of_the_flags(root: Path) -> None:
 
 def test_pins_and_tags(root: Path) -> None:
     path = str(root)
-    (made,) = ftckpt.pin(path, 100, "figure 3", owner="alice")
+    (made,) = ftckpt.pin(path, 100, reason="figure 3", owner="alice")
     assert (made.pin.entry, made.pin.owner, made.path, made.present) == (
         "checkpoint-100", "alice", f"{root}/checkpoint-100", True
     )  # fmt: skip
     (tagged,) = ftckpt.tag(path, "latest", ["milestone", "released"])
     assert tagged[:3] == ("checkpoint-400", ("milestone", "released"), f"{root}/checkpoint-400")
     assert ftckpt.tag(path, 300, "milestone")[0].tags == ("milestone",)
-    document = answer("pins", path)
-    marks = ftckpt.pins(path)
-    mine = [p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins]
-    assert plain(mine) == document["pins"]
-    assert plain(list(marks.tags)) == [
-        {key: row[key] for key in ("entry", "tags", "path", "present")} for row in document["tags"]
-    ]
+    rows = {row.path: row for row in ftckpt.ls(path)}
+    assert [p.reason for p in rows[f"{root}/checkpoint-100"].pins] == ["figure 3"]
+    assert set(rows[f"{root}/checkpoint-400"].tags) == {"milestone", "released"}
     kept = ftckpt.gc(path, keep_tag=["released"], min_survivors=1).plan
     assert {d.entry.name for d in kept.keep} == {"checkpoint-100", "checkpoint-400"}
-    assert [one.tags for one in ftckpt.untag(path, "latest", "milestone")] == [("milestone",)]
+    assert [one.tags for one in ftckpt.tag(path, "latest", "milestone", remove=True)] == [
+        ("milestone",)
+    ]
     with pytest.raises(NotFoundError, match="not tagged milestone"):
-        ftckpt.untag(path, 400, ["milestone"])
+        ftckpt.tag(path, 400, ["milestone"], remove=True)
     with pytest.raises(NotFoundError, match="is not pinned by") as caught:
-        ftckpt.unpin(path, 100)
+        ftckpt.pin(path, 100, remove=True)
     assert caught.value.hint == "pinned by alice: --owner says whose"
     with pytest.raises(UsageError):
-        ftckpt.unpin(path, 100, owner="alice", everybody=True)
-    with pytest.raises(UsageError, match="reason"):
-        ftckpt.pin(path, 100, " ")
+        ftckpt.pin(path, 100, remove=True, owner="alice", all_=True)
     with pytest.raises(NotFoundError):
-        ftckpt.pin(path, 999, "figure 3")
-    assert [one.pin.owner for one in ftckpt.unpin(path, 100, everybody=True)] == ["alice"]
-    assert ftckpt.pins(path).pins == ()
+        ftckpt.pin(path, 999, reason="figure 3")
+    assert [one.pin.owner for one in ftckpt.pin(path, 100, remove=True, all_=True)] == ["alice"]
+    assert not any(row.pins for row in ftckpt.ls(path))
 
 
 def test_status_answers_as_the_verb_does(root: Path, tmp_path: Path) -> None:

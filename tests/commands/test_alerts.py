@@ -83,7 +83,7 @@ def test_sync_and_a_scrub(ops: Ops, tmp_path: Path) -> None:
     data.write_bytes(raw)
     for each in (data, path):
         os.utime(each, (then, then))
-    scrub = ("verify", str(ops.root), "--oldest-first")
+    scrub = ("scrub", str(ops.root))
     assert ops.run(*scrub) == (4, [("raised", "corrupt", ["checkpoint-100"])])
     assert ops.run(*scrub) == (4, [])
     sync = ("sync", str(ops.root), str(tier))
@@ -118,10 +118,16 @@ def test_usage(ops: Ops, flags: tuple[str, ...]) -> None:
 
 
 def test_the_token_of_a_webhook_is_not_in_the_answer(
-    ops: Ops, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ops: Ops,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("FTCKPT_STATUS_ALERT_URL", "http://127.0.0.1:9/secret-token")
+    file = tmp_path / "config.toml"
+    file.write_text('[defaults.status]\nalert-url = "http://127.0.0.1:9/secret-token"\n')
+    monkeypatch.setenv("FTCKPT_CONFIG", str(file))
     late = ("status", str(ops.root), "--expect-interval", "10m", "--alert-state", str(ops.state))
     found = answer(*late)
-    assert found["environment"] == {"FTCKPT_STATUS_ALERT_URL": "(hidden)"}
-    assert "secret" not in json.dumps(found) + capsys.readouterr().err
+    assert found["settings"] == {"alert_url": "(hidden)"}
+    shown = answer("config"), answer("config", "status")
+    assert "secret" not in json.dumps([found, *shown]) + capsys.readouterr().err

@@ -63,9 +63,9 @@ def test_what_is_offered(home: Path) -> None:
     assert answer(["fish", "verify", "r"], LATER) == "files\n"
     assert answer(["fish", "verify", "run/st"], LATER) == "files\n"
     assert fish("pin", "run", "") == ["latest", "1", "2"]
-    assert fish("unpin", "run", "") == ["step-1"]
-    assert fish("untag", "run", "") == ["step-2"]
-    assert fish("untag", "run", "step-2", "m") == fish("gc", "run", "--keep-tag", "")
+    assert fish("pin", "--remove", "run", "") == ["step-1"]
+    assert fish("tag", "run", "--remove", "") == ["step-2"]
+    assert fish("tag", "--remove", "run", "step-2", "m") == fish("gc", "run", "--keep-tag", "")
     assert fish("gc", "run", "--keep-tag", "") == ["milestone"]
     assert fish("gc", "undelete", "run", "") == []
     drop = ("gc", "sub/a=b", "--keep-last", "1", "--min-survivors", "1", "--apply")
@@ -124,7 +124,7 @@ def test_the_tables_are_the_verbs() -> None:
     assert switches == table.SWITCHES
     known = {n for v in verbs for f in v.flags for n in f.names}
     assert {name.rpartition(" ")[2] for name in table.OPTIONS} <= known
-    assert table.ARGUMENTS.keys() <= {v.verb for v in verbs}
+    assert {one.removesuffix(" --remove") for one in table.ARGUMENTS} <= {v.verb for v in verbs}
     for name in table.OPTIONS:
         verb, _, flag = name.rpartition(" ")
         owners = [v.verb for v in verbs for f in v.flags if flag in f.names]
@@ -249,7 +249,7 @@ TYPED = {
     "ftckpt verify run --level=v\t": ["verify", "run", "--level=values"],
     "ftckpt convert --family=minimax_\t": ["convert", "--family=minimax_m2"],
     "ftckpt convert --device=cp\t": ["convert", "--device=cpu"],
-    "ftckpt untag run step-\t mi\t": ["untag", "run", "step-2", "milestone"],
+    "ftckpt tag --remove run step-\t mi\t": ["tag", "--remove", "run", "step-2", "milestone"],
     "ftckpt cat run@1 optimizer.param_groups.0.l\t": [
         "cat",
         "run@1",

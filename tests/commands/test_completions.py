@@ -27,7 +27,7 @@ def test_every_verb_and_flag_is_offered() -> None:
     words = {verb.verb: verb for verb in words_of_verbs()}
     assert list(words) == list(verbs.VERBS)
     latest = {name: flag for flag in words["latest"].flags for name in flag.names}
-    assert latest["--verify"].values == ("structure", "content", "values")
+    assert latest["--level"].values == ("structure", "content", "values")
     assert latest["--step-at-most"].takes_value
     assert not latest["--wait"].takes_value
     assert {"--json", "--endpoint", "--help"} <= latest.keys()
@@ -72,7 +72,7 @@ def test_bash_completes() -> None:
     assert bash("ftckpt", "la") == ["latest"]
     assert bash("ftckpt", "--ver") == ["--version"]
     assert bash("ftckpt", "latest", "--step") == ["--step-at-most"]
-    assert bash("ftckpt", "latest", "x", "--verify", "") == ["structure", "content", "values"]
+    assert bash("ftckpt", "latest", "x", "--level", "") == ["structure", "content", "values"]
     assert bash("ftckpt", "--debug", "verify", "--level", "v") == ["values"]
     assert bash("ftckpt", "completions", "") == ["bash", "zsh", "fish"]
     assert bash("ftckpt", "help", "exit") == ["exit-codes"]
@@ -124,9 +124,9 @@ def test_fish_completes(tmp_path: Path) -> None:
 
     assert fish("ftckpt la") == ["latest"]
     assert fish("ftckpt latest --step") == ["--step-at-most"]
-    assert fish("ftckpt latest --verify ") == ["content", "structure", "values"]
+    assert fish("ftckpt latest --level ") == ["content", "structure", "values"]
     # The description of an option is not repeated for each of its values.
-    described = offers("ftckpt latest --verify ")
+    described = offers("ftckpt latest --level ")
     assert [one for one in described if one.partition("\t")[2]] == []
     assert offers("ftckpt latest --step") != ["--step-at-most"]  # it has one itself
     assert fish("ftckpt plan --gpu-m") == ["--gpu-mtbf"]

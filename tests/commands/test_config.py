@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.commands.config.defaults import _DEFAULTS
 from ftckpt.storage.settings import SettingsFile
@@ -46,10 +45,10 @@ def test_who_goes_before_whom(config: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["--level"] == ("auto", "default")
     assert options("copy")["--jobs"] == (3, f"{config}, line 2")
     assert options("delta", "pack")["--max-memory"] == ("2GiB", f"{config}, line 8")
-    monkeypatch.setenv("FTCKPT_VERIFY_JOBS", "5")
-    assert options("verify")["--jobs"] == (5, "FTCKPT_VERIFY_JOBS")
     assert options("verify", STEP, "--jobs", "6")["--jobs"] == (6, "command line")
-    monkeypatch.delenv("FTCKPT_VERIFY_JOBS")
+    monkeypatch.setenv("FTCKPT_RETRY_SECONDS", "5")
+    assert options("verify")["--retry-seconds"] == (5, "FTCKPT_RETRY_SECONDS")
+    monkeypatch.delenv("FTCKPT_RETRY_SECONDS")
     # And so the verb itself has it.
     document = answer("verify", STEP)
     assert document["result"]["code"] == 0
@@ -84,11 +83,11 @@ def test_what_is_shown(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("[defaults]\n\nyes = true", 3, "yes can delete, overwrite or skip a check"),
-        ("[defaults.gc]\nmin-survivors = 0", 2, "min-survivors can delete"),
-        ("[defaults.gc]\nmin_survivors = 0", 2, "min_survivors can delete"),
-        ("[defaults.gc]\npolicy = '/x'", 2, "policy can delete"),
-        ("[defaults]\nno-proof = true", 2, "no-proof can delete"),
+        ("[defaults]\n\nyes = true", 3, "'yes' has no default to set"),
+        ("[defaults.gc]\nmin-survivors = 0", 2, "'min-survivors' has no default"),
+        ("[defaults.gc]\nmin_survivors = 0", 2, "'min_survivors' has no default"),
+        ("[defaults.gc]\npolicy = '/x'", 2, "'policy' has no default"),
+        ("[defaults]\nno-proof = true", 2, "'no-proof' has no default"),
         ("[defaults]\nlevel = 'structure'", 2, "'level' has no default to set"),
         ("[defaults.verify]\nrequire = 'content'", 2, "'require' has no default to set"),
         ("[defaults]\ndefaults = 1\n", 2, "'defaults' has no default"),
@@ -121,8 +120,8 @@ def test_what_may_not_stand_there(config: Path, text: str, line: int, says: str)
 
 def test_only_speed_and_display_can_be_set() -> None:
     names = {one.replace("-", "_") for one in _DEFAULTS}
-    assert not names & NO_ENVIRONMENT
-    assert names == {"jobs", "limit_rate", "max_memory", "retry_seconds", "progress"}
+    speed = {"jobs", "limit_rate", "max_memory", "retry_seconds", "progress"}
+    assert names == speed | {"expect_interval", "on_alert", "alert_url"}
     for verb in VERBS:
         for param in load(verb).params:
             for flag in getattr(param, "opts", ()):

@@ -37,7 +37,7 @@ def test_each_verb_has_a_page_with_all_its_options(made: list[str]) -> None:
                     assert plain(flag) in text, (verb, flag)
     codes = texts["ftckpt-exit-codes.7"]
     assert all(f"\\fB{int(code)} {code.name}" in codes for code in ExitCode)
-    assert "FTCKPT_VERIFY_LEVEL" in texts["ftckpt-environment.7"]
+    assert "FTCKPT_RETRY_SECONDS" in texts["ftckpt-environment.7"]
     assert sorted(Path(one).name for one in made) == sorted(texts)
 
 

@@ -15,7 +15,7 @@ MANIFEST = "run/step-2/ftckpt.manifest.json"
 
 def test_seal_then_verify_by_the_manifest(here: Path) -> None:
     check_golden("seal.txt", ftckpt("seal", "run/step-2", cwd=here))
-    done = ftckpt("verify", "run/step-2", "--require", "content", "--json", cwd=here)
+    done = ftckpt("verify", "run/step-2", "--level", "content", "--json", cwd=here)
     document = json.loads(done.stdout)
     assert (done.returncode, document["evidence"]) == (0, "manifest")
     assert document["bytes_uncovered"] == 0
@@ -47,7 +47,7 @@ def test_sealing_other_content_is_refused_without_force(here: Path) -> None:
     assert "--force" in done.stderr
     assert (here / MANIFEST).read_bytes() == kept
     assert ftckpt("seal", "run/step-2", "--force", cwd=here).returncode == 0
-    assert ftckpt("verify", "run/step-2", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "run/step-2", "--level", "content", cwd=here).returncode == 0
 
 
 def test_a_damaged_checkpoint_is_not_sealed(here: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_single_file_gets_its_manifest_beside_it(here: Path) -> None:
     save_file({"w": np.zeros(4, np.float32)}, here / "model.safetensors")
     assert ftckpt("seal", "model.safetensors", cwd=here).returncode == 0
     assert (here / "model.safetensors.ftckpt.json").exists()
-    done = ftckpt("verify", "model.safetensors", "--require", "content", cwd=here)
+    done = ftckpt("verify", "model.safetensors", "--level", "content", cwd=here)
     assert done.returncode == 0
     flip(here / "model.safetensors", 70)
     assert ftckpt("verify", "model.safetensors", cwd=here).returncode == 4
@@ -96,5 +96,5 @@ def test_on_s3(here: Path, s3_url: str) -> None:
         if path.is_file():
             store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
     assert ftckpt("seal", f"{s3_url}/step-2").returncode == 0
-    done = ftckpt("latest", s3_url, "--verify", "content")
+    done = ftckpt("latest", s3_url, "--level", "content")
     assert (done.returncode, done.stdout.strip()) == (0, f"{s3_url}/step-2")

@@ -83,9 +83,8 @@ def test_a_stale_run_with_everything_wrong(root: Path) -> None:
 def test_an_interval_that_is_expected(root: Path) -> None:
     assert ftckpt("status", root, "--expect-interval", "10m").returncode == 0
     assert ftckpt("status", root, "--expect-interval", "20s").returncode == 14
-    assert ftckpt("status", root, "--expect-interval", "20s", "--late", "9").returncode == 0
+    assert ftckpt("status", root, "--expect-interval", "20s", "--set", "late=9").returncode == 0
     assert ftckpt("status", root, "--expect-interval", "often").returncode == 2
-    assert ftckpt("status", root, FTCKPT_STATUS_EXPECT_INTERVAL="20s").returncode == 14
 
 
 def test_what_is_no_root(root: Path) -> None:

@@ -14,7 +14,6 @@ from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt
 from tests.json_run import ftckpt_json
-from tests.test_docs import validate
 
 # A byte of exp_avg:0.weight in __0_1.distcp.
 DAMAGE = 15000
@@ -93,17 +92,6 @@ def test_strictness_is_chosen_by_class(here: Path, flags: list[str], code: int) 
             assert "--strict=steps makes that an error" in done.stderr
         if code == 2:
             assert "did you mean steps?" in done.stderr
-
-
-@pytest.mark.parametrize(("value", "code"), [("1", 4), ("steps", 4), ("links", 0), ("0", 0)])
-def test_strictness_from_the_environment(here: Path, value: str, code: int) -> None:
-    for name in ("__0_0.distcp", "__0_1.distcp"):
-        shutil.copy(here / "run/step-1" / name, here / "run/step-2" / name)
-    done = ftckpt("verify", "run/step-2", "--json", cwd=here, FTCKPT_VERIFY_STRICT=value)
-    assert done.returncode == code
-    document = json.loads(done.stdout)
-    validate(document)
-    assert ("steps" in document["strict"]) == (code == 4)
 
 
 def test_what_trainers_pickle_of_their_own_is_known(tmp_path: Path) -> None:
@@ -277,7 +265,7 @@ def test_content_is_demanded_where_there_is_no_evidence(here: Path) -> None:
 
     save_file({"w": np.zeros(4, np.float32)}, here / "model.safetensors")
     assert ftckpt("verify", "model.safetensors", cwd=here).returncode == 0
-    done = ftckpt("verify", "model.safetensors", "--require", "content", cwd=here)
+    done = ftckpt("verify", "model.safetensors", "--level", "content", cwd=here)
     assert done.returncode == 6
     assert "ftckpt seal" in done.stderr
     assert ftckpt("verify", "model.safetensors", "--level", "content", cwd=here).returncode == 6
@@ -299,13 +287,12 @@ def test_evidence_for_a_part_is_none_for_the_rest(here: Path) -> None:
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
     (place / "trainer_state.json").write_text('{"global_step": 5}')
     assert ftckpt("verify", "checkpoint-5", cwd=here).returncode == 0
-    for demand in (["--level", "content"], ["--require", "content"]):
-        done = ftckpt("verify", "checkpoint-5", *demand, cwd=here)
-        assert done.returncode == 6
-        assert "model.safetensors" in done.stderr
-    assert ftckpt("latest", ".", "--verify", "content", cwd=here).returncode == 6
+    done = ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here)
+    assert done.returncode == 6
+    assert "model.safetensors" in done.stderr
+    assert ftckpt("latest", ".", "--level", "content", cwd=here).returncode == 6
     assert ftckpt("seal", "checkpoint-5", cwd=here).returncode == 0
-    assert ftckpt("verify", "checkpoint-5", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "checkpoint-5", "--level", "content", cwd=here).returncode == 0
 
 
 def test_against_a_replica(here: Path) -> None:
@@ -386,7 +373,7 @@ def test_on_s3(here: Path, s3_url: str) -> None:
     for path in sorted((here / "run").rglob("*")):
         if path.is_file():
             store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
-    assert ftckpt("verify", f"{s3_url}@1", "--require", "content").returncode == 0
+    assert ftckpt("verify", f"{s3_url}@1", "--level", "content").returncode == 0
     done = ftckpt("verify", s3_url)
     assert done.returncode == 4
     assert "0.weight" in done.stdout

@@ -45,7 +45,7 @@ def pack_places(
         str(out),
         options=PackOptions(work=Work(threads=jobs), **more),
         store_options=STORES,
-        check=(lambda checkpoint: verify(checkpoint, VerifyOptions())) if check else None,
+        check=(lambda one, seen: verify(one, VerifyOptions(seen=seen))) if check else None,
     )
 
 

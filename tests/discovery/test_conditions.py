@@ -1,4 +1,4 @@
-"""`latest --require`, `--world-size` and `--verify values`."""
+"""`latest --require`, `--world` and `--level values`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import ftckpt as api
 from ftckpt.checkpoint import Topology
 from ftckpt.discovery.conditions import Part, grid_for, lacking, not_at_world, parse_parts
 from ftckpt.errors import UsageError
-from tests.builders.checkpoints import save_dcp
 from tests.builders.real_sets import real_set
 from tests.workers.forked import run
 
@@ -109,23 +108,16 @@ def test_a_grid_that_must_be_chosen() -> None:
         grid_for(Topology(world_size=8, tp=2, pp=2, dp=2), 3)
 
 
-def test_the_command_that_reshards_is_printed_and_runs(
+def test_what_other_ranks_wrote_is_passed_over(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     import shutil
 
     root = tmp_path / "run"
     shutil.copytree(real_set("ds_z2_w2_bf16", "", tmp_path_factory), root)
-    assert latest(root, "--world-size", "2")["result"]["code"] == 0
-    away = latest(root, "--world-size", "4")
+    assert latest(root, "--world", "2")["result"]["code"] == 0
+    away = latest(root, "--world", "4")
     assert (away["path"], away["result"]["code"]) == (None, 6)
-    found = latest(root, "--world-size", "4", "--or-reshard")
-    assert found["path"] == f"{root}/global_step3"
-    command = found["reshard"]
-    assert " ".join(command) in found["stderr"].replace("'", "")
-    assert run(command[1:], os.environ).returncode == 0
-    assert latest(root, "--world-size", "2", "--or-reshard")["reshard"] is None
-    assert latest(root, "--or-reshard")["result"]["code"] == 2
 
 
 def test_values_are_checked(tmp_path: Path) -> None:
@@ -134,11 +126,11 @@ def test_values_are_checked(tmp_path: Path) -> None:
     for step, value in ((1, 1.0), (2, float("nan"))):
         weights = {"w.weight": torch.full((4, 4), value)}
         save(tmp_path / f"step-{step}.pt", {"model": weights, "step": step})
-    assert latest(tmp_path, "--verify", "content")["step"] == 2
-    assert latest(tmp_path, "--verify", "values")["step"] == 1
+    assert latest(tmp_path, "--level", "content")["step"] == 2
+    assert latest(tmp_path, "--level", "values")["step"] == 1
     done = run(["verify", str(tmp_path / "step-2.pt"), "--level", "values"], os.environ)
     assert done.returncode == 4
-    assert "--verify values" in done.stderr  # the hint leads to another checkpoint than this one
+    assert "--level values" in done.stderr  # the hint leads to another checkpoint than this one
 
 
 def test_values_need_evidence_for_the_content(tmp_path: Path) -> None:
@@ -147,11 +139,4 @@ def test_values_need_evidence_for_the_content(tmp_path: Path) -> None:
 
     (tmp_path / "checkpoint-1").mkdir()
     save_file({"w": np.zeros(3)}, str(tmp_path / "checkpoint-1" / "model.safetensors"))
-    assert latest(tmp_path, "--verify", "values")["result"]["code"] == 6
-
-
-def test_the_old_name_of_a_flag(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save_dcp(tmp_path / f"step-{step}", step=step)
-    for flag in ("--step-at-most", "--not-newer-than"):
-        assert latest(tmp_path, flag, "1")["step"] == 1
+    assert latest(tmp_path, "--level", "values")["result"]["code"] == 6

@@ -160,18 +160,18 @@ def test_what_was_not_checked_is_said(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-1", step=1)
     done = run(["latest", str(tmp_path)], os.environ)
     assert done.stdout == f"{tmp_path}/step-1\n"
-    assert "--verify content reads every byte" in done.stderr
+    assert "--level content reads every byte" in done.stderr
     assert run(["latest", str(tmp_path), "-q"], os.environ).stderr == ""
-    assert run(["latest", str(tmp_path), "--verify", "content"], os.environ).stderr == ""
+    assert run(["latest", str(tmp_path), "--level", "content"], os.environ).stderr == ""
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("FTCKPT_LATEST_VERFY", "FTCKPT_LATEST_VERIFY"),
-        ("FTCKPT_LATST_VERIFY", "FTCKPT_LATEST_VERIFY"),
-        ("FTCKPT_LATEST_SKIP_UNVERIFIED", "--skip-unverified has no variable"),
-        ("FTCKPT_REPLAY_RUN_TIMEOT", "FTCKPT_REPLAY_RUN_TIMEOUT"),
+        ("FTCKPT_RETRY_SECOND", "FTCKPT_RETRY_SECONDS"),
+        ("FTCKPT_ENDPONT", "FTCKPT_ENDPOINT"),
+        ("FTCKPT_LATEST_LEVEL", "common and storage options alone"),
+        ("FTCKPT_LATEST_SKIP_UNVERIFIED", "common and storage options alone"),
         ("FTCKPT_X", "ftckpt help environment"),
     ],
 )
@@ -187,5 +187,5 @@ def test_an_unknown_variable_is_refused(tmp_path: Path, name: str, hint: str) ->
 def test_variables_of_other_purposes_stay(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-1", step=1)
     others = ("REPLAY_LOG", "CONFIG", "SERVICE_HOST", "GC_PORT_80_TCP_ADDR", "PORT")
-    known = {f"FTCKPT_{name}": "" for name in others} | {"FTCKPT_GC_KEEP_LAST": "2"}
+    known = {f"FTCKPT_{name}": "" for name in others} | {"FTCKPT_RETRY_SECONDS": "2"}
     assert run(["latest", str(tmp_path)], os.environ | known).returncode == 0

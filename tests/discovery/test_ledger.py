@@ -20,7 +20,7 @@ from ftckpt.storage import StoreOptions, open_store
 from tests.builders.checkpoints import flip, save_dcp
 from tests.workers.forked import run
 
-REUSE = ("--verify", "content", "--reuse", "1h")
+REUSE = ("--level", "content", "--reuse", "1h")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_check_that_passed_is_taken_over_aloud(root: Path) -> None:
     assert again["path"] == f"{root}/step-2"
     quiet = run(["latest", str(root), *REUSE, "-q"], os.environ)
     assert "was not read" in quiet.stderr  # never silently
-    assert latest(root, "--verify", "content").get("remembered") is None
+    assert latest(root, "--level", "content").get("remembered") is None
     for document in (first, again):
         assert document["result"]["code"] == 0
 
@@ -73,7 +73,7 @@ def test_a_check_of_names_writes_nothing(root: Path) -> None:
 def test_a_step_known_to_be_bad_is_never_printed(root: Path) -> None:
     damage(root)
     assert latest(root)["step"] == 2  # nobody knows
-    assert latest(root, "--verify", "content")["step"] == 1
+    assert latest(root, "--level", "content")["step"] == 1
     found = latest(root)
     assert (found["step"], [one["code"] for one in found["skipped"]]) == (1, [4])
     assert "no file has changed" in found["skipped"][0]["message"]
@@ -82,10 +82,10 @@ def test_a_step_known_to_be_bad_is_never_printed(root: Path) -> None:
     assert latest(root)["step"] == 2
 
 
-@pytest.mark.parametrize("words", [["verify", "--remember"], ["verify", "--oldest-first"]])
+@pytest.mark.parametrize("words", [["verify", "--remember"], ["scrub"]])
 def test_what_others_find_bad_is_not_printed(root: Path, words: list[str]) -> None:
     damage(root)
-    place = str(root if "--oldest-first" in words else root / "step-2")
+    place = str(root if words == ["scrub"] else root / "step-2")
     assert run([*words, place], os.environ).returncode == 4
     assert latest(root)["step"] == 1
     assert ftckpt.latest(str(root)).step == 1
@@ -220,7 +220,7 @@ def test_a_step_of_several_models_is_remembered_in_the_root(tmp_path: Path) -> N
         for model in ("actor", "critic"):
             save_dcp(tmp_path / f"global_step_{step}" / model, step=step)
     damage(tmp_path, "global_step_2/critic")
-    found = ftckpt.latest(str(tmp_path), verify="content")
+    found = ftckpt.latest(str(tmp_path), level="content")
     assert found.step == 1
     kept = {p.name for p in (tmp_path / ".ftckpt" / "verdicts").iterdir()}
     assert kept == {"global_step_1", "global_step_2"}
@@ -250,7 +250,7 @@ def test_it_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone = folder / f"gone-{number}"
         gone.mkdir(parents=True)
         (gone / "content.u0.json").write_text("{}")
-    ftckpt.latest(str(root), verify="content")
+    ftckpt.latest(str(root), level="content")
     assert [path.name for path in folder.iterdir()] == ["step-2"]
 
 
@@ -282,7 +282,7 @@ def test_a_ledger_elsewhere(root: Path, tmp_path: Path) -> None:
 
 def test_values_stand_for_content_and_not_the_other_way(root: Path) -> None:
     latest(root, *REUSE)
-    values = ("--verify", "values", "--reuse", "1h")
+    values = ("--level", "values", "--reuse", "1h")
     assert latest(root, *values)["remembered"] == []
     assert latest(root, *REUSE)["remembered"][0]["level"] == "values"
 

@@ -46,7 +46,7 @@ class Place:
     def words(self, verb: str) -> list[str]:
         """The command line of a verb on this place."""
         if verb == "latest":
-            words = ["latest", self.root, "--verify", "content", "--stop-at-unsafe"]
+            words = ["latest", self.root, "--level", "content", "--stop-at-unsafe"]
             return [*words, *self.flags]
         return [verb, self.newest, *self.flags]
 

@@ -1,4 +1,4 @@
-"""What a job script gets from `latest --verify content`, for every state of the newest."""
+"""What a job script gets from `latest --level content`, for every state of the newest."""
 
 from __future__ import annotations
 

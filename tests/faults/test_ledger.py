@@ -62,7 +62,7 @@ def test_a_full_disk_fails_nothing_and_leaves_nothing_that_is_believed(
         with suppress(OSError):
             filler.write_bytes(bytes(1 << 20))
         for level in ("content", "values"):
-            found = latest(disk / "run", "--verify", level, "--reuse", "0.001s")
+            found = latest(disk / "run", "--level", level, "--reuse", "0.001s")
             assert (found["result"]["code"], found["remembered"]) == (0, [])
         assert verdict_of(disk / "run").read_bytes() == before
     finally:

@@ -118,7 +118,7 @@ def check_after_kill(place: Place, data: dict[str, bytes]) -> None:
     assert all("killed" in message for message in told)
     # Run again it ends well, with no hand lent, and what it wrote holds.
     assert here("seal", place.newest).code == 0
-    assert here("verify", place.newest, "--require", "content").document["evidence"] == "manifest"
+    assert here("verify", place.newest, "--level", "content").document["evidence"] == "manifest"
     if place.service is not None:  # a probe that the killed run has left is swept up
         assert not any(map(is_leftover, place.names()))
     assert {name: place.read(f"step-2/{name}") for name in data} == data
@@ -188,7 +188,7 @@ def test_f6_a_conversion_to_one_object_is_killed_at_writes_on_s3(s3: Place) -> N
         assert "out.pt" not in left or here("verify", line(folder)[2]).code == 0
         assert here(*line(folder)).code in ((0, 8) if "out.pt" in left else (0,))
         assert {e.path for e in store.walk()} == {"out.pt", "out.pt" + SUFFIX}
-        assert here("verify", line(folder)[2], "--require", "content").code == 0
+        assert here("verify", line(folder)[2], "--level", "content").code == 0
     assert probes >= 1
 
 

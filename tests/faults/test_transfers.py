@@ -53,7 +53,7 @@ def _run(place: Place, verb: str, out: Path, code: int) -> Done:
     assert out.exists() == (code == 0)
     if code == 0:
         assert os.listdir(out.parent) == ["out"]
-        assert here("verify", out, "--require", "content").document["evidence"] == "manifest"
+        assert here("verify", out, "--level", "content").document["evidence"] == "manifest"
     return done
 
 
@@ -138,7 +138,7 @@ def test_f6_killed_at_any_change_and_run_again(local: Place, verb: str, out: Pat
     points = 0
     for point in kill_points(work, each=True):
         points = point
-        assert not out.exists() or here("verify", out, "--require", "content").code == 0
+        assert not out.exists() or here("verify", out, "--level", "content").code == 0
     assert points > 10
     assert os.listdir(out.parent) == ["out"]
 
@@ -233,4 +233,4 @@ def test_f24_nobody_reads_the_answer(local: Place, verb: str, out: Path) -> None
     )
     os.close(write_end)
     assert done.returncode == 141, done.stderr
-    assert here("verify", out, "--require", "content").code == 0
+    assert here("verify", out, "--level", "content").code == 0

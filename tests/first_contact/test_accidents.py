@@ -49,7 +49,7 @@ def test_what_the_superuser_makes_in_a_root_is_its_owners(root: Path, mask: int)
         assert printed("pin", str(root), "step-4", "--reason", "x").code == 0
         assert printed("promote", str(root / "step-4")).code == 0
         assert printed("seal", str(root / "step-3")).code == 0
-        assert printed("verify", str(root), "--oldest-first").code == 0
+        assert printed("scrub", str(root)).code == 0
     finally:
         os.umask(before)
     made = [
@@ -125,7 +125,7 @@ def test_nothing_is_written_behind_a_link_in_place_of_our_folder(
 def test_a_scrub_does_not_write_behind_a_planted_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (root / ".ftckpt").symlink_to(tmp_path / "victim")
-    assert printed("verify", str(root), "--oldest-first").code == ExitCode.UNSAFE
+    assert printed("scrub", str(root)).code == ExitCode.UNSAFE
     assert not any((tmp_path / "victim").iterdir())
 
 

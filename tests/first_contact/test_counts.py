@@ -22,7 +22,7 @@ def save(path: Path, count: int, **state: object) -> None:
 
 
 def newest(root: Path) -> str:
-    path = ftckpt.latest(str(root), verify="structure").path
+    path = ftckpt.latest(str(root), level="structure").path
     assert path is not None
     return Path(path).name
 

@@ -58,7 +58,7 @@ COMMANDS = {
     "sync": ("sync", "{root}", "{root}-tier"),
     "sync dry": ("sync", "{root}", "{root}-tier2", "--dry-run"),
     "pin": ("pin", "{root}", "step-5.pt", "--reason", EVIL, "--owner", f"me{EVIL}"),
-    "pins": ("pins", "{root}"),
+    "pins": ("ls", "{root}", "--all"),
     "tag": ("tag", "{root}", "step-5.pt", "best"),
     "plan": ("gc", "{root}", "--keep-last", "1"),
     "apply": ("gc", "{root}", "--keep-last", "1", "--apply"),
@@ -72,7 +72,7 @@ COMMANDS = {
     "copy": ("copy", "{root}/step-7.pt", "{root}-copy/step-7.pt"),
     "doctor": ("doctor", "{root}"),
     "config": ("config", "verify", "{root}"),
-    "unpin": ("unpin", "{root}", "step-9"),
+    "unpin": ("pin", "{root}", "step-9", "--remove"),
 }
 
 

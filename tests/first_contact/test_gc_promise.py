@@ -56,7 +56,7 @@ def test_the_only_good_ones_stay(six: Path) -> None:
 
 
 def test_what_a_scrub_has_found_is_no_survivor(six: Path) -> None:
-    ftckpt.verify(str(six), oldest_first=True)
+    ftckpt.scrub(str(six))
     plan = ftckpt.gc(str(six), keep_last=2).plan
     assert [d.entry.name for d in plan.drop] == ["step-10"]
     assert not any("--apply first reads" in note for note in plan.notes)
@@ -128,7 +128,7 @@ def test_without_evidence_the_numbers_are_read(tmp_path: Path) -> None:
     assert (looked["step-3"], steps(tmp_path)) == ("values", {2, 3, 4})
     assert ftckpt.latest(str(tmp_path)).step == 3
     # The numbers are no digest: who asks for evidence is not answered by them.
-    assert ftckpt.latest(str(tmp_path), verify="content", reuse="1h").path is None
+    assert ftckpt.latest(str(tmp_path), level="content", reuse="1h").path is None
 
 
 def hostile(path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_flipped_bit_of_a_zip_header_does_not_stop_a_restart(tmp_path: Path) -
     assert (found.step, [int(one.code) for one in found.skipped]) == (1, [7])
     stopped = ftckpt.latest(str(tmp_path), stop_at_unsafe=True)
     assert (stopped.path, int(stopped.code)) == (None, 7)
-    restarted = ftckpt_json("restart", str(tmp_path), "--world", "1", "--verify", "structure")
+    restarted = ftckpt_json("restart", str(tmp_path), "--world", "1", "--level", "structure")
     assert restarted["step"] == 1
     refused = ftckpt_json("restart", str(tmp_path), "--world", "1", "--stop-at-unsafe")
     assert refused["result"]["code"] == 7

@@ -185,7 +185,7 @@ def test_what_all_others_have_is_named(tmp_path: Path, lost: str) -> None:
 def test_what_is_not_understood_is_not_known_to_be_bad(tmp_path: Path) -> None:
     audio(tmp_path)
     archive(tmp_path / "latest" / "dac" / "package.pth", ("model.pt", "args.json"))
-    assert code("latest", str(tmp_path), "--verify", "content") in (6, 13)
+    assert code("latest", str(tmp_path), "--level", "content") in (6, 13)
     assert "corrupt" not in {alert["kind"] for alert in run_of(tmp_path)["alerts"]}
 
 
@@ -232,7 +232,7 @@ def test_status_and_latest_name_the_same_newest(tmp_path: Path) -> None:
     for epoch in (0, 50, 100):
         save(tmp_path / f"epoch={epoch:04}-test_mean_score=0.{epoch}.ckpt", epoch)
     save(tmp_path / "latest.ckpt", 120)
-    assert ftckpt_json("latest", str(tmp_path), "--verify", "content")["path"].endswith(
+    assert ftckpt_json("latest", str(tmp_path), "--level", "content")["path"].endswith(
         "/latest.ckpt"
     )
     run = run_of(tmp_path)

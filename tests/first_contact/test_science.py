@@ -157,7 +157,7 @@ def test_a_record_says_where_its_numbers_come_from(tmp_path: Path) -> None:
 
 class TestPlans:
     def test_the_headline_has_the_weights_only_saves_in_it(self) -> None:
-        asked = "plan --mtbf 3h --save 90s --weights-between 3 --weights-save 500s"
+        asked = "plan --mtbf 3h --save 90s --set weights-between=3 --set weights-save=500s"
         plan = ftckpt_json(*asked.split())
         assert plan["goodput"]["value"] == pytest.approx(0.397, abs=0.001)
         assert "39.7" in plan["result"]["message"]
@@ -169,25 +169,27 @@ class TestPlans:
         assert free["goodput"]["value"] == pytest.approx(without)
 
     def test_a_simulation_agrees_with_it(self) -> None:
-        asked = "plan --mtbf 3h --save 90s --weights-between 3 --weights-save 200s --simulate"
+        asked = (
+            "plan --mtbf 3h --save 90s --set weights-between=3 --set weights-save=200s --simulate"
+        )
         found = ftckpt_json(*asked.split(), "--runs", "20")["simulation"]
         assert found["agrees"]
 
     def test_a_free_verification_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
-        asked = "plan --mtbf 1d --silent-mtbf 1h --save 60s --restart 1m --detect 1m"
+        asked = "plan --mtbf 1d --set silent-mtbf=1h --save 60s --restart 1m --detect 1m"
         assert "verification taken as free" in ftckpt_json(*asked.split())["result"]["message"]
-        paid = ftckpt_json(*asked.split(), "--verify-cost", "60s")["result"]["message"]
+        paid = ftckpt_json(*asked.split(), "--set", "verify-cost=60s")["result"]["message"]
         assert "free" not in paid
 
     @pytest.mark.parametrize("size", ["0", "0GB", "0TB"])
     def test_nothing_is_not_compressed(self, size: str) -> None:
         asked = ["--ratio", "2", "--codec-bw", "4GB/s", "--storage-bw", "1GB/s"]
-        result = ftckpt_json("plan", "compress", "--size", size, *asked)["result"]
+        result = ftckpt_json("plan", "compress", "--bytes", size, *asked)["result"]
         assert result["code"] == 2
-        assert f"--size {size}" in result["message"]
+        assert f"--bytes {size}" in result["message"]
 
     def test_capacity_that_comes_back_must_stay_to_be_worth_a_restart(self) -> None:
-        asked = "plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m"
+        asked = "plan elastic --from 48 --to 64 --batch 1920 --lr 1e-3 --restart 6m"
         stay = ftckpt_json(*asked.split())["grow_above_s"]
         assert stay == pytest.approx(360 * 64 / 16)
         # After that time both ways have done the same work.

@@ -100,10 +100,10 @@ def test_a_stranger_cannot_hide_the_newest(tmp_path: Path, monkeypatch: pytest.M
         return json.loads(printed("latest", str(tmp_path), "--json", *flags).out)["step"]
 
     assert latest_step() == 2
-    assert latest_step("--verify", "content") == 2
+    assert latest_step("--level", "content") == 2
     own_bad = own.with_name(own.name.replace("structure", "values").replace("content", "values"))
     own_bad.write_text(forged.read_text())  # one's own stands until a check as deep
-    assert latest_step("--verify", "content") == 1
+    assert latest_step("--level", "content") == 1
 
 
 def test_a_long_number_in_a_name_does_not_hold_latest_up(tmp_path: Path) -> None:

@@ -331,7 +331,17 @@ def test_a_name_is_no_formula_of_a_spreadsheet() -> None:
         ("verify", "{root}/step-1", "--max-memory", "9" * 400),
         ("cat", "{root}/step-1", "model.layers.0.weight", "--slice", "1" * 5000),
         ("reshard", "{root}/step-1", "{root}/out", "--dp", str(1 << 64)),
-        ("plan", "--gpus", "8", "--gpu-mtbf", "9h", "--save", "1s", "--weights-between", "9" * 400),
+        (
+            "plan",
+            "--gpus",
+            "8",
+            "--gpu-mtbf",
+            "9h",
+            "--save",
+            "1s",
+            "--set",
+            ("weights-between=") + "9" * 400,
+        ),
     ],
     ids=lambda words: f"{words[0]} {words[-2]}",
 )

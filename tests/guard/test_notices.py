@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import UsageError
 from ftckpt.guard.notices import (
     Aws,
     Azure,
@@ -176,7 +175,7 @@ def test_a_service_that_does_not_answer_is_told_once_and_asked_again(cloud: Meta
     assert len(remarks) == 1
     assert remarks[0].startswith("no notices from aws")
     assert not thread.is_alive()
-    thread = NoticeThread(sources([], "true"), told.append, remarks.append, every=0.01)
+    thread = NoticeThread(sources(["true"]), told.append, remarks.append, every=0.01)
     thread.start()
     thread.join(60)
     assert told == [Notice("command", None, "true")]
@@ -198,9 +197,8 @@ def test_nonsense_ends_no_guard(cloud: Metadata) -> None:
         thread.join(60)
 
 
-def test_clouds_have_names() -> None:
-    with pytest.raises(UsageError):
-        sources(["aws", "oracle"])
+def test_a_cloud_has_a_name_and_anything_else_is_a_command() -> None:
+    assert [type(one).__name__ for one in sources(["aws", "true"])] == ["Aws", "NoticeCommand"]
 
 
 def test_the_file_of_a_notice_is_whole(tmp_path: Path) -> None:

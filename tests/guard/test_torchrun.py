@@ -88,7 +88,7 @@ def test_a_killed_rank_and_a_flipped_bit_change_no_loss(tmp_path: Path) -> None:
         str(root), str(losses), "--resume", "{}",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "ftckpt", "guard", str(root), "--json", "--backoff", "0",
+        [sys.executable, "-m", "ftckpt", "guard", str(root), "--json", "--set", "backoff=0",
          "--every", "60s", "--", sys.executable, *launch],
         capture_output=True, text=True, check=False, timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

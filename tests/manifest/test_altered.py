@@ -103,13 +103,13 @@ def test_latest_walks_back_over_it(tmp_path: Path) -> None:
         shutil.copytree(DATA / "dcp/hsdp/step-3", tmp_path / f"step-{step}")
     api.seal(str(tmp_path / "step-3"))
     looking_hostile(tmp_path / "step-3")
-    chosen = api.latest(str(tmp_path), verify="content")
+    chosen = api.latest(str(tmp_path), level="content")
     assert chosen.path == f"{tmp_path}/step-2"
     assert [s.code for s in chosen.skipped] == [ExitCode.CORRUPT]
     (tmp_path / "step-3" / "ftckpt.manifest.json").unlink()
-    chosen = api.latest(str(tmp_path), verify="content")
+    chosen = api.latest(str(tmp_path), level="content")
     assert [s.code for s in chosen.skipped] == [ExitCode.UNSAFE]
-    stopped = api.latest(str(tmp_path), verify="content", stop_at_unsafe=True)
+    stopped = api.latest(str(tmp_path), level="content", stop_at_unsafe=True)
     assert stopped.code is ExitCode.UNSAFE
 
 

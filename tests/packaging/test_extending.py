@@ -85,13 +85,13 @@ def test_its_verb_is_one_as_any_other(place: Path, tmp_path: Path) -> None:
     assert document["schema"] == "ftckpt.dtypes/1"
     assert (document["format"], document["bytes"]) == ("dcp", {"float32": 33792})
     assert (document["result"]["code"], document["result"]["message"]) == (0, "1 types")
-    few = ftckpt(place, "dtypes", step, "--json", FTCKPT_DTYPES_LEAST="99999")
+    few = ftckpt(place, "dtypes", step, "--json", "--least", "99999")
     assert json.loads(few.stdout)["bytes"] == {}
     assert ftckpt(place, "dtypes", tmp_path / "nowhere").returncode == 9
     wrong = ftckpt(place, "dtypes", step, "--most", "1")
     assert (wrong.returncode, "No such option" in wrong.stderr) == (2, True)
     unknown = ftckpt(place, "inspect", step, FTCKPT_DTYPES_MOST="1")
-    assert (unknown.returncode, "sets no flag" in unknown.stderr) == (2, True)
+    assert (unknown.returncode, "sets no option" in unknown.stderr) == (2, True)
 
 
 def test_its_verb_is_in_help_completion_and_pages(place: Path, tmp_path: Path) -> None:

@@ -398,7 +398,7 @@ def test_whole_objects_by_parts(source: Path, bucket: str) -> None:
         assert answer("verify", bucket)[0].code is ExitCode.INCOMPLETE
     assert part(source, bucket, None) is ExitCode.OK
     assert objects(bucket) == files(source)
-    assert answer("verify", bucket, "--require", "content")[0].code is ExitCode.OK
+    assert answer("verify", bucket, "--level", "content")[0].code is ExitCode.OK
 
 
 def test_an_object_that_was_written_anew_is_read_again(source: Path, bucket: str) -> None:

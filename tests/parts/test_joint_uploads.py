@@ -101,7 +101,7 @@ def test_each_part_sends_blocks_and_the_last_one_joins_them(source: Path, target
     assert seen in (ExitCode.INCOMPLETE, ExitCode.NOT_FOUND)
     assert part(source, target, None) is ExitCode.OK
     assert built(target) == whole(source)
-    assert answer("verify", target, "--require", "content")[0].code is ExitCode.OK
+    assert answer("verify", target, "--level", "content")[0].code is ExitCode.OK
     left = [e.path for e in open_store(target.rpartition("/")[0]).walk("")]
     assert not [path for path in left if "staging" in path or "transfer" in path]
 
@@ -240,7 +240,7 @@ def test_a_receipt_that_lacks_a_block_is_not_believed(
     assert answer("copy", source, target, "--part", f"1/{PARTS}", *how)[0].code == 0
     done = answer("copy", source, target, "--finish", *how)[0]
     assert done.code == 0, done
-    assert answer("verify", target, "--require", "content")[0].code is ExitCode.OK
+    assert answer("verify", target, "--level", "content")[0].code is ExitCode.OK
     assert built(target) == whole(source)
 
 
@@ -355,7 +355,7 @@ def test_on_a_real_service(
     assert part(source, url, 2) is ExitCode.OK
     assert part(source, url, None) is ExitCode.OK
     assert built(url) == whole(source)
-    assert answer("verify", url, "--require", "content")[0].code is ExitCode.OK
+    assert answer("verify", url, "--level", "content")[0].code is ExitCode.OK
     assert open_store(base).unfinished("") == []
 
 

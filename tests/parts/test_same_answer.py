@@ -110,7 +110,7 @@ def test_seal_writes_the_same_manifest(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [None, *DAMAGE])
 @pytest.mark.parametrize(
     "flags",
-    [("--sample", "60%"), ("--require", "content"), ("--strict",), ("--level", "structure")],
+    [("--sample", "60%"), ("--level", "content"), ("--strict",), ("--level", "structure")],
     ids=lambda flags: flags[0],
 )
 def test_a_sealed_one(tmp_path: Path, damage: str | None, flags: tuple[str, ...]) -> None:
@@ -175,7 +175,7 @@ def test_what_cannot_be_opened_is_the_answer_of_every_part(tmp_path: Path) -> No
     assert answer(*words, "--finish") == alone
 
 
-@pytest.mark.parametrize("flag", ["--all", "--oldest-first", "--fail-fast", "--remember"])
+@pytest.mark.parametrize("flag", ["--all", "--fail-fast", "--remember"])
 def test_what_is_not_divided_says_so(flag: str) -> None:
     assert answer("verify", DATA / "run", flag, "--part", "0/2")[0].code is ExitCode.USAGE
 

@@ -95,7 +95,7 @@ def test_twins_and_finishers_where_no_condition_holds(
     assert set(ends) <= good
     assert int(ExitCode.OK) in ends
     assert objects(url) == files(source)
-    assert answer("verify", url, "--require", "content")[0].code is ExitCode.OK
+    assert answer("verify", url, "--level", "content")[0].code is ExitCode.OK
 
 
 def test_a_made_directory_of_the_same_name_is_kept(tmp_path: Path) -> None:

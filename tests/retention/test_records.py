@@ -56,9 +56,8 @@ def test_pins_come_back_and_go(root: Root) -> None:
 def test_what_is_not_there_cannot_be_pinned(root: Root) -> None:
     with pytest.raises(NotFoundError, match="step-9"):
         pins.pin(root, "step-9", owner="me", reason="why", now=NOW)
-    for owner, reason in (("", "why"), ("me", " ")):
-        with pytest.raises(UsageError):
-            pins.pin(root, "step-1", owner=owner, reason=reason, now=NOW)
+    with pytest.raises(UsageError):
+        pins.pin(root, "step-1", owner="", reason="why", now=NOW)
 
 
 def test_all_who_pin_at_once_succeed(root: Root) -> None:

@@ -189,7 +189,7 @@ def require_covered(path: Path) -> None:
     assert standing is not None
     (path / MANIFEST).unlink()
     assert standing.files == seal(ftckpt.open_checkpoint(str(path))).manifest.files
-    assert ftckpt.verify(str(path), require="content").code is ExitCode.OK
+    assert ftckpt.verify(str(path), level="content").code is ExitCode.OK
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def require_argument(call: Any, name: str) -> None:
 
 
 def code_of(path: Path) -> ExitCode:
-    return ftckpt.verify(str(path), require="content").code
+    return ftckpt.verify(str(path), level="content").code
 
 
 def require_covered(path: Path) -> None:

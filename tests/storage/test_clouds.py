@@ -64,7 +64,7 @@ class TestClouds(StoreTests):
 def test_a_root_of_orbax_from_disk_and_back(url: str, tmp_path: Path) -> None:
     for step in (20, 30):
         assert here("copy", str(ORBAX / str(step)), f"{url}/run/{step}").code == 0
-    found = here("latest", f"{url}/run", "--verify", "content")
+    found = here("latest", f"{url}/run", "--level", "content")
     assert (found.code, found.document["path"]) == (0, f"{url}/run/30")
     assert here("diff", f"{url}/run/30", str(ORBAX / "30")).code == 0
     assert here("convert", f"{url}/run/30", f"{url}/out", "--to", "safetensors").code == 0

@@ -265,7 +265,7 @@ def test_two_services_in_one_command(
     }
     assert answer("diff", "hot:step-1", f"{far}/step-1")[0] == 0
     assert answer("verify", "hot:step-1", "--against", f"{far}/step-1")[0] == 0
-    code, document = answer("latest", f"{far}", "--verify", "content")
+    code, document = answer("latest", f"{far}", "--level", "content")
     assert (code, document["path"]) == (0, f"{far}/step-1")
     code, document = answer("status", "hot:", "--tier", far)
     assert code in (0, 14), document["result"]

@@ -29,6 +29,11 @@ def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hint_for_absent("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
     assert hint_for_absent("file:/run7/x") == "a URL has two slashes: file:///run7/x"
     assert hint_for_absent("s3://bucket/run7") == ""
+    with pytest.raises(UsageError) as slip:
+        locate("s3//bucket/run7", OPTIONS)
+    assert slip.value.hint == "a URL has a colon: s3://bucket/run7"
+    (tmp_path / "s3").mkdir()  # a folder may be called so
+    assert open_store("s3//bucket/run7").traits.local
     assert hint_for_place("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
     assert hint_for_place(f"{tmp_path}/gs:/run7/x") == "a URL has two slashes: gs://run7/x"
     assert hint_for_place(f"{tmp_path}/a b/step-1") == f"mkdir -p '{tmp_path}/a b'"
@@ -40,6 +45,38 @@ def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(NotFoundError) as caught:
             locate(path, OPTIONS)
         assert near in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("step-1200", "step-1000 and {}step-1500"),
+        ("step-100", "step-500"),
+        ("step-9000", "step-2000"),
+        ("step1500", "step-1500"),
+        ("step-0001500", "step-1500"),
+        ("Step_700", "step-500 and {}step-1000"),
+        ("epoch-2", "epoch-3"),
+    ],
+)
+def test_the_nearest_steps_are_named_by_number(tmp_path: Path, asked: str, near: str) -> None:
+    """By spelling step-2000 is as near to step-1200 as step-1000 is."""
+    for name in ("step-500", "step-1000", "step-1500", "step-2000", "epoch-3", "logs"):
+        (tmp_path / name).mkdir()
+    shown = near.format(f"{tmp_path}/")
+    assert hint_for_absent(f"{tmp_path}/{asked}") == f"the nearest by number: {tmp_path}/{shown}"
+
+
+def test_a_word_after_at_that_is_no_step(tmp_path: Path) -> None:
+    write(tmp_path, "step-9", 9)
+    for word, meant in (("step-0009", "9"), ("newst", "latest"), ("best", "latest")):
+        with pytest.raises(NotFoundError) as caught:
+            locate(f"{tmp_path}@{word}", OPTIONS)
+        said = f"after @ comes the number of a step, or latest: {tmp_path}@{meant}"
+        assert caught.value.hint == said
+    assert locate(f"{tmp_path}@newest", OPTIONS).which == "latest"
+    (tmp_path / "run@newest").mkdir()  # what is there as typed goes first
+    assert locate(f"{tmp_path}/run@newest", OPTIONS).which == ""
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "notes.txt"])

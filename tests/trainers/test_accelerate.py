@@ -30,5 +30,5 @@ def test_a_state_is_sealed(tmp_path: Path) -> None:
         assert report is not None
         listed = {f.path for f in report.manifest.files}
         assert listed >= {"model.safetensors", "optimizer.bin"}
-    assert ftckpt.verify(str(path), require="content").code is ExitCode.OK
+    assert ftckpt.verify(str(path), level="content").code is ExitCode.OK
     accelerator.load_state(str(path))

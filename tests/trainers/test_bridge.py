@@ -46,10 +46,10 @@ def test_a_save_of_bridge_is_sealed_with_all_its_files(tmp_path: Path, world: in
     for kind in ("sync", "async"):
         root = tmp_path / kind
         path = root / "iter_0000001"
-        report = ftckpt.verify(str(path), require="content")
+        report = ftckpt.verify(str(path), level="content")
         assert report.code is ExitCode.OK
         listed = {entry["path"] for entry in json.loads((path / MANIFEST).read_text())["files"]}
         assert listed == {f.name for f in path.iterdir()} - {MANIFEST}
         assert listed >= {"run_config.yaml", "train_state.pt", "metadata.json"}
-        found = ftckpt.latest(str(root), verify="content")
+        found = ftckpt.latest(str(root), level="content")
         assert found is not None

@@ -57,7 +57,7 @@ def test_a_step_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage
         place = tmp_path / f"global_step{engine.global_steps}"
         report = seal_after(place, strict=True)
         assert report is not None
-        assert ftckpt.verify(str(place), require="content").code is ExitCode.OK
+        assert ftckpt.verify(str(place), level="content").code is ExitCode.OK
         assert {f.path for f in report.manifest.files} == {
             str(f.relative_to(place)) for f in place.glob("*.pt")
         }

@@ -45,5 +45,5 @@ def test_what_is_kept_is_sealed_and_what_is_removed_leaves_nothing(tmp_path: Pat
     seals = sorted(one.name for one in tmp_path.glob("*.ftckpt.json"))
     assert seals == [f"{name}.ftckpt.json" for name in files]
     for name in files:
-        assert ftckpt.verify(str(tmp_path / name), require="content").code is ExitCode.OK
+        assert ftckpt.verify(str(tmp_path / name), level="content").code is ExitCode.OK
     trainer.fit(Line(), data, ckpt_path=str(tmp_path / "last.ckpt"))

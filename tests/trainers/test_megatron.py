@@ -87,7 +87,7 @@ def saved(core: Any, path: Path, **more: Any) -> Any:
 
 
 def require_covered(path: Path) -> None:
-    report = ftckpt.verify(str(path), require="content")
+    report = ftckpt.verify(str(path), level="content")
     assert report.code is ExitCode.OK
     listed = [entry["path"] for entry in json.loads((path / MANIFEST).read_text())["files"]]
     assert listed == sorted(f.name for f in path.iterdir() if f.name != MANIFEST)
@@ -130,7 +130,7 @@ def test_an_asynchronous_save_is_sealed_before_the_tracker_names_it(
     assert sealed == [True]
     require_covered(path)
     assert len(reads) == 1
-    found = ftckpt.latest(str(tmp_path), verify="content")
+    found = ftckpt.latest(str(tmp_path), level="content")
     assert found is not None
 
 

@@ -59,7 +59,7 @@ def test_a_step_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode:
     if mode == "async":
         done.result()
     assert (path / MANIFEST).is_file()
-    assert ftckpt.verify(str(path), require="content").code is ExitCode.OK
+    assert ftckpt.verify(str(path), level="content").code is ExitCode.OK
     loaded: dict[str, Any] = {"model": {"w": torch.zeros(40, 7)}, "train_state": {"step": 0}}
     kind.dcp_load(manager, loaded, str(path), from_hf=False, from_quantized=False)
     assert torch.equal(loaded["model"]["w"], state["model"]["w"])

@@ -45,7 +45,7 @@ def test_each_checkpoint_is_sealed(tmp_path: Path) -> None:
     assert [one.name for one in steps] == ["checkpoint-4", "checkpoint-6"]
     for one in steps:
         assert (one / MANIFEST).is_file()
-        assert ftckpt.verify(str(one), require="content").code is ExitCode.OK
-    found = ftckpt.latest(str(tmp_path), verify="content")
+        assert ftckpt.verify(str(one), level="content").code is ExitCode.OK
+    found = ftckpt.latest(str(tmp_path), level="content")
     assert found is not None
     trainer.train(resume_from_checkpoint=str(steps[-1]))

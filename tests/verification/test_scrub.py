@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def scrub(root: Path, budget: str = "1ms", **options: Any) -> PlaceReport:
-    return ftckpt.verify(str(root), oldest_first=True, budget=budget, **options)
+    return ftckpt.scrub(str(root), budget=budget, **options)
 
 
 def read(report: PlaceReport) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_budget_that_is_enough_reads_all(root: Path) -> None:
 
 def test_an_unfinished_save_is_passed_over_aloud(root: Path) -> None:
     (root / "step-3" / ".metadata").unlink()
-    answer = ftckpt_json("verify", str(root), "--oldest-first")
+    answer = ftckpt_json("scrub", str(root))
     assert answer["result"]["code"] == 0
     assert answer["scrub"]["checkpoints"] == 2
     assert [Path(one["target"]).name for one in answer["checkpoints"]] == ["step-2", "step-1"]
@@ -107,7 +107,7 @@ def test_a_verdict_that_cannot_be_read_says_nothing(root: Path, text: str) -> No
 
 
 def test_what_somebody_else_has_read_counts(root: Path) -> None:
-    ftckpt.latest(str(root), verify="content")
+    ftckpt.latest(str(root), level="content")
     assert read(scrub(root)) == ["step-2"]
 
 
@@ -144,14 +144,12 @@ def test_what_cannot_be_remembered_is_not_begun(
 def test_a_link_in_our_place_is_not_written_through(root: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (root / ".ftckpt").symlink_to(tmp_path / "victim")
-    assert ftckpt_json("verify", str(root), "--oldest-first")["result"]["code"] == 7
+    assert ftckpt_json("scrub", str(root))["result"]["code"] == 7
     assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_its_flags(root: Path) -> None:
-    with pytest.raises(UsageError, match="needs --oldest-first"):
-        ftckpt.verify(str(root), budget="1h")
-    with pytest.raises(UsageError, match="needs --remember or --oldest-first"):
+    with pytest.raises(UsageError, match="needs --remember"):
         ftckpt.verify(str(root), ledger="x")
     with pytest.raises(UsageError, match="more than nothing"):
         scrub(root, budget="0s")

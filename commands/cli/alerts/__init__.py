@@ -21,6 +21,7 @@ class AlertOptions:
     """Who is told."""
 
     TITLE: ClassVar[str] = "Alerts (each once, and again after it was over)"
+    RARE: ClassVar[bool] = True
 
     on_alert: Annotated[str, option("COMMAND", "Run it for each alert, as JSON on its stdin.")] = ""
     alert_url: Annotated[str, option("URL", "Post each alert to this webhook as JSON.")] = ""

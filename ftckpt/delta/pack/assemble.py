@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
 from ftckpt.delta.codec.choose_encoding import EFFORTS, EncodingPlan
@@ -37,6 +37,10 @@ from .build import BuiltFiles, PackedFile, divide
 from .pair import DeltaPair, Sampled, Task, family, matched, pair, sample
 from .tensor_bytes import TensorBytes, own_tensors, tied
 
+if TYPE_CHECKING:
+    from ftckpt.transfer.read.source_bytes import ReadObserver
+    from ftckpt.verification.seen import SeenBytes
+
 Paths = Mapping[str, tuple[str | int, ...]]
 
 _SAMPLED = 4  # tensors for which one task chooses
@@ -52,14 +56,15 @@ class Packable:
         manifest: the digest of its manifest; "" where it has none.
         paths: keys that lead to a tensor, by key, or to an object, by name, in the nested state
             that it was saved from, where it recorded them.
-        check: verifies it by its own evidence; None where nobody wants that.
+        check: verifies it by its own evidence, what was seen not again; None where nobody wants
+            that.
     """
 
     checkpoint: Checkpoint
     digests: Mapping[str, str] = field(default_factory=dict)
     paths: tuple[Paths, Paths] = ({}, {})
     manifest: str = ""
-    check: Callable[[], VerifyReport] | None = None
+    check: Callable[[SeenBytes | None], VerifyReport] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +161,12 @@ class Packing:
             return self._work.spread(tasks, one)
 
         return matched(pairs, sampled)
+
+    def tell(self, target: ReadObserver | None, base: ReadObserver | None) -> None:
+        """Tell of what is read of the tensors of both from now on."""
+        self._target.bytes.tell(target)
+        if self._base is not None:
+            self._base.bytes.tell(base)
 
     def close(self) -> None:
         """Close every file."""

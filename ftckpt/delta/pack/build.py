@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.delta.codec.choose_encoding import EncodingPlan
@@ -36,6 +36,12 @@ from ftckpt.workers import ALONE, Work
 from ftckpt.workers.threads import run
 
 from .pair import DeltaPair
+
+if TYPE_CHECKING:
+    from ftckpt.transfer.prove.source_sums import ReadForProof, SourceSums
+    from ftckpt.verification.seen import SeenBytes, SeenRuns
+
+    Seen = SeenBytes | SourceSums
 
 LEAST, MOST = 16 << 20, 1 << 30  # bytes of elements that go into one data file
 _FILES = 64  # as many files as that, where the elements suffice
@@ -147,6 +153,7 @@ class _Encoded(NamedTuple):
     receipt: PartRecord
     blocks: Sequence[BlockMade]
     found: bool
+    read: Sequence[SeenRuns | ReadForProof]
 
 
 class _Made(NamedTuple):
@@ -157,12 +164,14 @@ class _Made(NamedTuple):
         receipt: what was noted of it.
         blocks: of it.
         found: whether an earlier run had made it.
+        read: what was read of the sources for it.
     """
 
     number: int
     receipt: PartRecord
     blocks: Sequence[BlockMade]
     found: bool
+    read: Sequence[SeenRuns | ReadForProof]
 
 
 def build_files(
@@ -171,6 +180,7 @@ def build_files(
     plans: Plans,
     staging: Staging,
     work: Work = ALONE,
+    seen: Sequence[Seen] = (),
 ) -> BuiltFiles:
     """Encode every block and write it.
 
@@ -181,6 +191,7 @@ def build_files(
         staging: where the files are made; begun.
         work: how; each thread or process makes a file of its own. The counter is told of the
             elements' bytes that are encoded or taken over.
+        seen: are told by the encoder's readers of what they read, and keep it here.
 
     Raises:
         RefusedError: what an earlier run has put on an object store was encoded otherwise.
@@ -189,10 +200,12 @@ def build_files(
     built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
     done: dict[int, _Made] = {}
     work.counter.start("packing", sum(part.nbytes for part in parts))
-    made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
+    made_of = partial(_files, encoder=encoder, plans=plans, staging=staging, seen=seen)
     work = work if staging.by_processes else replace(work, processes=0)
     for made in work.streamed(parts, made_of):
-        done[made.number] = made
+        for one, read in zip(seen, made.read, strict=True):
+            one.take(read)  # type: ignore[arg-type]  # each gets what it has drained
+        done[made.number] = made._replace(read=())
     for part in parts:
         made = done[part.number]
         built.add(part, made.receipt, made.blocks)
@@ -233,6 +246,7 @@ def _files(
     encoder: DeltaEncoder,
     plans: Plans,
     staging: Staging,
+    seen: Sequence[Seen],
 ) -> Iterator[_Made]:
     """Yield the file of each part; several threads make them."""
     opened: dict[int, Upload] = {}
@@ -246,7 +260,8 @@ def _files(
         if known is not None:
             counter.add(part.nbytes)
             numbers = range(max(1, block_count(known.size)))
-            return _Encoded(part, staged.upload, known, [staged.earlier[n] for n in numbers], True)
+            before = [staged.earlier[n] for n in numbers]
+            return _Encoded(part, staged.upload, known, before, True, _drained(seen))
         if staged.upload is None:
             raise RefusedError(
                 f"an earlier run has encoded {part.path} otherwise",
@@ -265,15 +280,15 @@ def _files(
         blocks = writer.end(receipt.dump())
         for one in blocks:
             staging.add(one)
-        return _Encoded(part, staged.upload, receipt, blocks, False)
+        return _Encoded(part, staged.upload, receipt, blocks, False, _drained(seen))
 
     def finish(encoded: _Encoded) -> _Made:
-        part, upload, receipt, blocks, found = encoded
+        part, upload, receipt, blocks, found, read = encoded
         if upload is not None:
             upload.finish(receipt.size)
             staging.finished(_file(part, receipt.size), blocks)
             del opened[part.number]
-        return _Made(part.number, receipt, blocks, found)
+        return _Made(part.number, receipt, blocks, found, read)
 
     try:
         # A disk takes a while to flush a file; who encodes the next one does not wait for it.
@@ -281,6 +296,10 @@ def _files(
     finally:
         for upload in opened.values():
             upload.close()
+
+
+def _drained(seen: Sequence[Seen]) -> list[SeenRuns | ReadForProof]:
+    return [one.drain() for one in seen]
 
 
 class _Writer:

@@ -265,6 +265,8 @@ class PackReport:
         taken_over: bytes that an earlier, killed run had made.
         already_there: whether an earlier run had finished and this one only swept up.
         proof: what was compared; None where nothing was.
+        extra_read: bytes of the sources that their checks and the proof have read, beside those
+            that were read for the encoding and served the checks too.
         seconds: how long each stage took: `check`, `encode`, `prove`.
         manifest: as written; None where an earlier run had finished.
         advice: whether it pays on a storage of a given rate.
@@ -286,6 +288,7 @@ class PackReport:
     taken_over: int = 0
     already_there: bool = False
     proof: Proof | None = None
+    extra_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     manifest: Manifest | None = field(default=None, metadata=UNSAID)
     advice: Advice | None = field(default=None, metadata=IF_ANY)

@@ -27,19 +27,27 @@ from ftckpt.delta.codec.predict import rule_named
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import IncompleteError, NotFoundError
+from ftckpt.errors import CorruptError, IncompleteError, NotFoundError
 from ftckpt.manifest.locate import thinned_from
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside
 from ftckpt.transfer.prove.against_source import Proof, SameObjects, prove
+from ftckpt.transfer.prove.source_sums import SourceSums
 from ftckpt.transfer.request import example as changes
-from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound, staging_at
+from ftckpt.transfer.run import (
+    MisreadError,
+    forgetting_failures,
+    manifest_of,
+    require_sound,
+    staging_at,
+)
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.staging.lock import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
+from ftckpt.verification.seen import SeenBytes
 from ftckpt.workers import Division, Work
 
 from .assemble import Packable, Packing, PackOptions
@@ -86,6 +94,44 @@ def pack(
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
         NotFoundError: it is written, and the base has gone meanwhile.
     """
+
+    def carry_out(options: PackOptions, *, once: bool) -> PackReport:
+        return _carry_out(
+            target, base, destination, records, result, same_objects=same_objects, options=options,
+            store_options=store_options, parts=parts, once=once,
+        )  # fmt: skip
+
+    sides = [one.checkpoint for one in (target, base) if one is not None]
+    try:
+        return carry_out(options, once=parts is None)
+    except MisreadError:
+        # Read wrongly once and rightly then: what was encoded of it is wrong.
+        return carry_out(replace(options, restart=True), once=False)
+    except CorruptError:
+        if parts is not None or not any(one.decoding.proves_reads for one in sides):
+            raise
+        # The checks read all of it and name what is damaged, or it was read wrongly once.
+        return carry_out(replace(options, restart=True), once=False)
+
+
+def _carry_out(
+    target: Packable,
+    base: Packable | None,
+    destination: str,
+    records: RecordFile,
+    result: Format,
+    *,
+    same_objects: SameObjects,
+    options: PackOptions,
+    store_options: StoreOptions,
+    parts: PackedByParts | None,
+    once: bool,
+) -> PackReport:
+    """Do what `pack` says; `once`: what is read for the encoding serves the checks too.
+
+    Raises:
+        MisreadError: a source was read wrongly, and is whole.
+    """
     started, work = time.monotonic(), options.work
     with packed_at(target, base, destination, options, store_options) as begun:
         sources, staging, url, packing = begun
@@ -100,9 +146,9 @@ def pack(
             staging.believe(parts.blocks, parts.place)
             packing.believe(parts.base_digests)
         with blaming(sources):
-            for one in (target, base):
-                if one is not None and one.check is not None:
-                    require_sound(one.check())
+            content = Content.of(target.checkpoint)
+            checks = SourceChecks([target] if base is None else [target, base], once=once)
+            checks.begin()
             checked = time.monotonic()
             with ExitStack() as reading:
                 for source in sources:
@@ -110,20 +156,24 @@ def pack(
                     reading.enter_context(ahead)
                 plans = packing.plans({} if parts is None else parts.plans)
                 staging.require_room(packing.estimate(plans) + records.nbytes)
-                built = build_files(packing.parts, packing.encoder, plans, staging, work)
+                with checks.watching(packing, content) as seen:
+                    built = build_files(packing.parts, packing.encoder, plans, staging, work, seen)
                 small = build(Layout(files=records.files), packing.gatherer, staging)
                 held = record_digests(records, packing.gatherer)
                 name = None if base is None else packing.base_name(base, built, url)
             index = packing.index(plans, built, records, held, name)
         encoded = time.monotonic()
+        with blaming(sources), forgetting_failures(staging):
+            checks.end()
+        held_back = time.monotonic() - encoded
         commit = commit_bytes([OutputFile(NAME, [Literal(index.dump())])])
         opened = result.open(staging.source(commit))
         proof: Proof | None = None
         if options.proof:
             known = None if parts is None else parts.known
             with blaming(sources), forgetting_failures(staging):
-                content = Content.of(target.checkpoint)
-                proof = prove(content, opened, same_objects, replace(work, division=known))
+                how = replace(work, division=known)
+                proof = prove(content, opened, same_objects, how, checks.sums)
         for source in sources:
             changes.require_unchanged(source.source, source.members())
         digests = [*built.digests, *small.digests]
@@ -155,13 +205,91 @@ def pack(
             content=index.content(),
             taken_over=built.taken_over + small.taken_over,
             proof=proof,
+            extra_read=checks.extra_read + (proof.source_bytes if proof is not None else 0),
             seconds={
-                "check": checked - started,
+                "check": checked - started + held_back,
                 "encode": encoded - checked,
-                "prove": time.monotonic() - encoded,
+                "prove": time.monotonic() - encoded - held_back,
             },
             manifest=manifest,
         )
+
+
+class SourceChecks:
+    """Checks the sources of a delta: their structure first, and the content by what is read of it.
+
+    Args:
+        sides: target and base.
+        once: whether what is read for the encoding serves the checks.
+
+    Attributes:
+        extra_read: bytes that the checks have read themselves.
+        sums: by place, of what was read of the target; None where it was not all read here.
+    """
+
+    def __init__(self, sides: Sequence[Packable], *, once: bool) -> None:
+        self.extra_read = 0
+        self.sums: SourceSums | None = None
+        self._once = once
+        self._sides = sides
+        self._seen = [self._seen_of(one) if once else None for one in sides]
+
+    @staticmethod
+    def _seen_of(side: Packable) -> SeenBytes | None:
+        source = side.checkpoint
+        read = side.check is not None and (_is_plain(source) or source.decoding.proves_reads)
+        return SeenBytes(source) if read else None
+
+    def begin(self) -> None:
+        """Check what is not read on the way.
+
+        Raises:
+            FtckptError: a source has not passed.
+        """
+        for side, seen in zip(self._sides, self._seen, strict=True):
+            if side.check is not None:
+                found = side.check(seen)
+                require_sound(found)
+                self.extra_read += found.bytes_read
+
+    @contextmanager
+    def watching(
+        self, packing: Packing, content: Content
+    ) -> Iterator[Sequence[SeenBytes | SourceSums]]:
+        """See what is read for the encoding, which the block does."""
+        told: list[SeenBytes | SourceSums | None] = list(self._seen)
+        if self._once and _is_plain(content.checkpoint):
+            told[0] = self.sums = SourceSums(content, self._seen[0])
+        for one in told:
+            if one is not None:
+                one.begin()
+        packing.tell(*told, *[None] * (2 - len(told)))
+        yield [one for one in told if one is not None]
+        packing.tell(None, None)
+        for one in told:
+            if one is not None:
+                one.end()
+
+    def end(self) -> None:
+        """Check the content, where that was not done.
+
+        Raises:
+            FtckptError: a source has not passed.
+            MisreadError: it has, and other bytes were read of it for the encoding.
+        """
+        for side, seen in zip(self._sides, self._seen, strict=True):
+            if seen is None or side.check is None:
+                continue
+            found = side.check(seen)
+            require_sound(found)
+            self.extra_read += found.bytes_read - seen.taken
+            if seen.differing:
+                raise MisreadError(f"{seen.differing[0]} was read wrongly once")
+
+
+def _is_plain(source: Checkpoint) -> bool:
+    """Say whether tensors lie in a source as they are."""
+    return source.as_stored is source and not source.made_from and not source.decoding
 
 
 def _require_base(base: Checkpoint, destination: str) -> None:

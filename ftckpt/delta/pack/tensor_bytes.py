@@ -21,6 +21,7 @@ from ftckpt.transfer.read.elements import Gatherer
 if TYPE_CHECKING:
     from ftckpt.delta.codec.decode import Fill
     from ftckpt.delta.codec.predict import DeltaSide
+    from ftckpt.transfer.read.source_bytes import ReadObserver
     from ftckpt.workers.limits import RateLimit
 
 
@@ -45,6 +46,10 @@ class TensorBytes:
             FtckptError: what the storage raises.
         """
         self._gatherer.fill_bytes(self._content.whole(key), offset, view)
+
+    def tell(self, observer: ReadObserver | None) -> None:
+        """Tell of what is read from now on."""
+        self._gatherer.bytes.observer = observer
 
     def close(self) -> None:
         """Close every file."""

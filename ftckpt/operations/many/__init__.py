@@ -26,6 +26,7 @@ class Machines:
     """
 
     TITLE: ClassVar[str] = "Many machines"
+    RARE: ClassVar[bool] = True
 
     part: Annotated[
         str,

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ftckpt.delta.codec.choose_encoding import EncodingPlan
     from ftckpt.delta.pack.build import PackedFile
     from ftckpt.delta.pack.run import PackedByParts, ShareMade
+    from ftckpt.formats.delta.pack import Check as SourceCheck
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.parts.finish import Gathered
     from ftckpt.parts.plan import ShareRecord
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
     from ftckpt.workers import Division, Work
 
 Check = Callable[["Checkpoint", "Work"], "VerifyReport"]
@@ -58,7 +60,7 @@ class DividedPack(DividedBuild):
     target: Checkpoint
     base: Checkpoint | None
     flags: Mapping[str, Any]
-    job: Callable[[Callable[[Checkpoint], VerifyReport]], PackJob]
+    job: Callable[[SourceCheck], PackJob]
     check: Check
     told: Callable[[Checkpoint, VerifyReport], None]
 
@@ -112,7 +114,7 @@ class DividedPack(DividedBuild):
         share = PackShare(
             f"{part.number}-{part.of}", takes, reads, part.number == 0, check, needed, built
         )
-        job = self.job(lambda source: self.check(source, self.work))
+        job = self.job(lambda source, _: self.check(source, self.work))
         job.write_share(share, replace(self.work, counter=beating))
 
     def prove(
@@ -122,7 +124,7 @@ class DividedPack(DividedBuild):
         own = share_of(self.target, other, other.number, Content.of(self.target))
         blocks = [one for record in written.records for one in blocks_of(record)]
         packed = _packed(written.records, blocks, "", None)
-        job = self.job(lambda source: self.check(source, self.work))
+        job = self.job(lambda source, _: self.check(source, self.work))
         versions = job.prove_share(packed, replace(self.work, division=own, counter=beating))
         return None if versions is None else (own.results, versions)
 
@@ -130,7 +132,7 @@ class DividedPack(DividedBuild):
         """Prove what nobody has, and show it."""
         divisions = {word: FromRecords(_beginning(written, word)) for word, _ in self._sources()}
 
-        def check(source: Checkpoint) -> VerifyReport:
+        def check(source: Checkpoint, _: SeenBytes | None) -> VerifyReport:
             word = "target" if source is self.target else "base"
             found = self.check(source, replace(self.work, division=divisions[word]))
             self.told(source, found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.observer import SILENT, Observer
-from ftckpt.operations.definition import operation, option, switch
+from ftckpt.operations.definition import assumption, operation, option, switch
 from ftckpt.operations.opening import STORES, chosen
 from ftckpt.planning import IntervalRule, Plain, Plan, Tiered, answer, around, solve
 from ftckpt.reports import UNSAID, document
@@ -225,12 +225,15 @@ _FAILING, _COSTS, _BOUNDS = FailureOptions(), CostOptions(), BoundOptions()
             "the interval, why, how sure, and what to improve first",
         ),
         (
-            "ftckpt plan --preset llama3 --params 405B --storage-bw 2TB/s --step-time 4.2s "
+            "ftckpt plan --preset llama3 --params 405B --storage-bw 2TB/s --set step-time=4.2s "
             "--gpu-hour 2.33",
             "failures of a published run; the save from size and bandwidth; in steps, with money",
         ),
         (
-            "ftckpt plan --failures 419/54d --snapshot 1.5s --flush 40s --slowdown 2% --simulate",
+            (
+                "ftckpt plan --failures 419/54d --snapshot 1.5s --flush 40s "
+                "--set slowdown=2% --simulate"
+            ),
             "asynchronous saves, the error bars of a count, checked by simulation",
         ),
         (
@@ -248,11 +251,11 @@ _FAILING, _COSTS, _BOUNDS = FailureOptions(), CostOptions(), BoundOptions()
         ),
         (
             "ftckpt plan --from-log slurm-42.out --from-log sacct.txt --params 405B --storage-bw"
-            " 2TB/s --read-bw 4TB/s --restart 3m",
+            " 2TB/s --set read-bw=4TB/s --restart 3m",
             "failures by component from a run's logs; save and load from the size",
         ),
         (
-            "ftckpt plan --presets",
+            "ftckpt plan --preset list",
             "published failure rates with their sources; what is saved",
         ),
     ),
@@ -268,6 +271,17 @@ _FAILING, _COSTS, _BOUNDS = FailureOptions(), CostOptions(), BoundOptions()
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a picture without matplotlib",
     },
+    everyday=(
+        "--gpus",
+        "--gpu-mtbf",
+        "--mtbf",
+        "--save",
+        "--params",
+        "--storage-bw",
+        "--restart",
+        "--from-log",
+        "--from",
+    ),
 )
 def plan(
     failing: FailureOptions = _FAILING,
@@ -291,42 +305,39 @@ def plan(
         bool, switch("--simulate", "Check the answer by an independent simulation.")
     ] = False,
     law: Annotated[
-        str, option("LAW", "Simulated failures: exponential, weibull:0.7, lognormal:2, trace:FILE.")
+        str, assumption("LAW", "Simulated failures: weibull:0.7, lognormal:2, trace:FILE.")
     ] = "exponential",
     ageing: Annotated[
         Sequence[str],
-        option(
+        assumption(
             "NAME=K", "Simulated parts age, new at first, each renewed alone: gpu=0.7. Repeatable."
         ),
     ] = (),
     runs: Annotated[int, option("N", "Runs to simulate.", min=2)] = 100,
-    failures_per_run: Annotated[int, option("N", "Failures in each of them.", min=1)] = 1000,
-    seed: Annotated[int, option("N", "Seed of the simulation.", min=0)] = 0,
-    presets: Annotated[
-        bool, switch("--presets", "List the presets and their sources, and stop.")
-    ] = False,
+    failures_per_run: Annotated[int, assumption("N", "Failures in each of them.", min=1)] = 1000,
+    seed: Annotated[int, assumption("N", "Seed of the simulation.", min=0)] = 0,
     beside: Sequence[float] = (),
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> PlanReport:
-    """Compute how often to save, what it costs, and what to improve first.
+    """Compute how often to save, what it costs, and what to improve.
 
     The answer is exact for exponential failures: expected goodput, not a sum of first-order losses.
     Every quantity needs its unit: s, m, h, d; GB, GiB, TB; GB/s, Gb/s. Error bars of failures that
     were counted are carried through to the interval.
 
     Returns:
-        The plan; with `presets` a `PresetList`. `beside` are multiples of the interval that are
-        simulated too.
+        The plan; of the preset `list` a `PresetList`. `beside` are multiples of the interval that
+        are simulated too.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
         NotFoundError: the root or a log is not there.
     """
-    if presets:
+    if failing.preset == "list":
         return cast(PlanReport, _presets())
     if law != "exponential" and not simulate:
-        raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
+        raise UsageError(f"--set law={law} is of the simulation", hint="add --simulate")
     if ageing:
         _require_alone(law, failing, costs, simulate=simulate)
     notes = measure(from_, from_log, timezone, failing, costs, stores, on)
@@ -368,13 +379,15 @@ def _require_alone(
         UsageError: one of them.
     """
     if not simulate:
-        raise UsageError("--ageing is of the simulation", hint="add --simulate")
+        raise UsageError("--set ageing is of the simulation", hint="add --simulate")
     if law != "exponential":
-        raise UsageError(f"--ageing and --law {law} both say how failures come", hint="give one")
+        raise UsageError(
+            (f"--set ageing and --set law={law} both say how failures come"), hint="give one"
+        )
     if failing.burn_in != "1":
-        raise UsageError("--ageing and --burn-in both make new parts fail more often")
+        raise UsageError("--set ageing and --set burn-in both make new parts fail more often")
     if costs.preempt_mtbf:
-        raise UsageError("--ageing and --preempt-mtbf are not simulated together")
+        raise UsageError("--set ageing and --set preempt-mtbf are not simulated together")
 
 
 def _simulated(
@@ -448,7 +461,7 @@ class SweepReport:
 @operation(
     examples=(
         (
-            "ftckpt plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s --restart 8m",
+            "ftckpt plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s",
             "interval and goodput against the size of the cluster",
         ),
         (
@@ -468,6 +481,7 @@ class SweepReport:
         ExitCode.NO_RESOURCE: "",
         ExitCode.UNSUPPORTED: "a picture without matplotlib",
     },
+    everyday=("--over", "--gpu-mtbf", "--mtbf", "--save", "--restart", "--points", "--plot"),
 )
 def plan_sweep(
     failing: FailureOptions = _FAILING,
@@ -496,7 +510,9 @@ def plan_sweep(
         UsageError: an option cannot be understood, or a range is none.
     """
     if costs.weights_between:
-        raise UsageError("--weights-between is of one plan", hint="ftckpt plan, without a sweep")
+        raise UsageError(
+            ("--set weights-between is of one plan"), hint="ftckpt plan, without a sweep"
+        )
     if len(over) > 2:
         raise UsageError("a sweep has one or two ranges", hint="--over gpus=1k..128k")
     axes = [read_axis(text, number) for text in over]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftckpt.amounts import brief_duration, human_count
 from ftckpt.errors import UsageError
+from ftckpt.operations.definition import taken
 from ftckpt.planning import (
     Failures,
     Latent,
@@ -56,7 +57,7 @@ def read_nbytes(costs: CostOptions, notes: Notes) -> float | None:
         return notes.measured.nbytes
     params, recipe = quantities.count(costs.params, "--params"), costs.bytes_per_param
     if recipe.replace(".", "", 1).isdecimal():
-        each = quantities.factor(recipe, "--bytes-per-param")
+        each = quantities.factor(recipe, "--set bytes-per-param")
         notes.remarks.append(f"{human_count(params)} parameters of {each:g} bytes")
     else:
         each = float(bytes_per_parameter(recipe))
@@ -103,7 +104,7 @@ def read_model(
     restart = _restart(costs, notes, nbytes)
     common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
     notes.inputs |= {"detect_s": detect, "restart_s": restart}
-    slowdown = quantities.share(costs.slowdown, "--slowdown")
+    slowdown = quantities.share(costs.slowdown, "--set slowdown")
     if costs.tier:
         _alone("tier", costs, "save", "snapshot", "snapshot_bw", "flush", "silent_mtbf", "notice")
         last = len(costs.tier) - 1
@@ -116,7 +117,7 @@ def read_model(
     save, flush = _save(costs, nbytes, ranks, notes)
     if flush and slowdown == 1:
         raise UsageError(
-            "--slowdown 100%: a flush for which training stands still is a blocking save",
+            "--set slowdown=100%: a flush for which training stands still is a blocking save",
             hint="give the whole time as --save",
         )
     common |= {"save": save, "restart": restart}
@@ -124,23 +125,25 @@ def read_model(
     if costs.silent_mtbf or costs.verify_cost:
         _alone("silent_mtbf", costs, "snapshot", "snapshot_bw", "flush", "preempt_mtbf")
         if not costs.silent_mtbf:
-            raise UsageError("--verify-cost needs --silent-mtbf: how often is there an error?")
-        silent_rate = 1 / positive(costs.silent_mtbf, "--silent-mtbf")
+            raise UsageError(
+                "--set verify-cost needs --set silent-mtbf: how often is there an error?"
+            )
+        silent_rate = 1 / positive(costs.silent_mtbf, "--set silent-mtbf")
         if latency is not None and not costs.verify_cost:
             notes.inputs |= {"silent_per_s": silent_rate, "latency_s": latency}
             return Latent(**common, silent_rate=silent_rate, latency=latency, keep_last=keep_last)
-        verify = _duration(costs.verify_cost, "--verify-cost", None)
+        verify = _duration(costs.verify_cost, "--set verify-cost", None)
         notes.inputs |= {"silent_per_s": silent_rate, "verify_s": verify}
         return Silent(**common, verify=verify, silent_rate=silent_rate)
     common |= {"flush": flush, "slowdown": slowdown if flush else 0.0}
     if not costs.preempt_mtbf and not costs.notice:
         return Plain(**common)
     if not costs.preempt_mtbf:
-        raise UsageError("--notice needs --preempt-mtbf: how often is there a preemption?")
+        raise UsageError("--set notice needs --set preempt-mtbf: how often is there a preemption?")
     preemption = Preemption(
-        rate=1 / positive(costs.preempt_mtbf, "--preempt-mtbf"),
-        notice=_duration(costs.notice, "--notice", None),
-        reliability=quantities.share(costs.notice_reliability, "--notice-reliability"),
+        rate=1 / positive(costs.preempt_mtbf, "--set preempt-mtbf"),
+        notice=_duration(costs.notice, "--set notice", None),
+        reliability=quantities.share(costs.notice_reliability, "--set notice-reliability"),
     )
     notes.inputs["preemption"] = preemption
     return Spot(**common, preemption=preemption)
@@ -153,14 +156,17 @@ def read_pause(costs: CostOptions, model: Model) -> float:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
     """
     if not costs.weights_between:
-        for flag, text in (("--weights-save", costs.weights_save), ("--rewarm", costs.rewarm)):
+        for flag, text in (
+            (("--set weights-save"), costs.weights_save),
+            ("--set rewarm", costs.rewarm),
+        ):
             if text:
-                raise UsageError(f"{flag} needs --weights-between: how many are there?")
+                raise UsageError(f"{flag} needs --set weights-between: how many are there?")
         return 0.0
     if isinstance(model, Tiered):
-        raise UsageError("--tier and --weights-between are not planned for together")
+        raise UsageError("--tier and --set weights-between are not planned for together")
     if costs.weights_save:
-        return quantities.duration(costs.weights_save, "--weights-save")
+        return quantities.duration(costs.weights_save, "--set weights-save")
     return model.stall * _weights_share(costs)
 
 
@@ -174,7 +180,7 @@ def read_weights(costs: CostOptions, plan: Plan, pause: float) -> WeightsOnly | 
         model.rollback_mtbf,
         costs.weights_between,
         pause,
-        quantities.duration(costs.rewarm, "--rewarm") if costs.rewarm else None,
+        quantities.duration(costs.rewarm, "--set rewarm") if costs.rewarm else None,
         model.outcome,
         full=model.stall,
     )
@@ -186,7 +192,7 @@ def _weights_share(costs: CostOptions) -> float:
     if recipe.replace(".", "", 1).isdecimal():
         raise UsageError(
             "nothing says what a weights-only save costs",
-            hint="--weights-save 8s, or --bytes-per-param bf16-adamw",
+            hint="--set weights-save=8s, or --set bytes-per-param=bf16-adamw",
         )
     parts = state_parts(recipe)
     return parts[0][1] / sum(size for _, size in parts)
@@ -206,13 +212,14 @@ def _restart(costs: CostOptions, notes: Notes, nbytes: float | None) -> float:
         return restart
     if known is not None and not costs.restart:
         raise UsageError(
-            f"{measured.source} says how long restarts take, with their loads; --read-bw would add "
+            f"{measured.source} says how long restarts take, with their "
+            "loads; --set read-bw would add "
             "a second one",
             hint="give --restart, the time to start without the load, too",
         )
     if nbytes is None:
-        raise UsageError("--read-bw needs the size of a checkpoint", hint="--params 405B")
-    pace = quantities.bandwidth(costs.read_bw, "--read-bw")
+        raise UsageError("--set read-bw needs the size of a checkpoint", hint="--params 405B")
+    pace = quantities.bandwidth(costs.read_bw, "--set read-bw")
     load = float(storage.transfer_seconds(nbytes, pace))
     notes.remarks.append(
         f"a recovery is detection, {brief_duration(restart)} to start and {brief_duration(load)} "
@@ -253,14 +260,15 @@ def _save(
         return quantities.duration(costs.snapshot, "--snapshot"), written
     if not costs.snapshot_bw:
         raise UsageError(
-            "--flush needs the snapshot before it", hint="--snapshot 2s, or --snapshot-bw 20GB/s"
+            "--flush needs the snapshot before it",
+            hint=("--snapshot 2s, or --set snapshot-bw=20GB/s"),
         )
     if nbytes is None or ranks is None:
         raise UsageError(
-            "--snapshot-bw needs the size of a checkpoint and the ranks that hold it",
-            hint="--params 405B (or --bytes 5.7TB) and --ranks 16384",
+            "--set snapshot-bw needs the size of a checkpoint and the ranks that hold it",
+            hint="--params 405B (or --bytes 5.7TB) and --set ranks=16384",
         )
-    return nbytes / ranks / quantities.bandwidth(costs.snapshot_bw, "--snapshot-bw"), written
+    return nbytes / ranks / quantities.bandwidth(costs.snapshot_bw, "--set snapshot-bw"), written
 
 
 def _written(costs: CostOptions, nbytes: float | None, ranks: int | None, notes: Notes) -> float:
@@ -277,8 +285,8 @@ def _written(costs: CostOptions, nbytes: float | None, ranks: int | None, notes:
         total = ceiling = quantities.bandwidth(costs.storage_bw, "--storage-bw")
     if costs.write_bw:
         if ranks is None:
-            raise UsageError("--write-bw is one rank's", hint="say how many: --ranks 2048")
-        each = quantities.bandwidth(costs.write_bw, "--write-bw")
+            raise UsageError("--set write-bw is one rank's", hint="say how many: --set ranks=2048")
+        each = quantities.bandwidth(costs.write_bw, "--set write-bw")
         total = float(storage.bandwidth(ranks, each, ceiling))
         slowest = "the storage" if total == ceiling else f"{ranks:,} ranks"
         notes.remarks.append(f"{slowest} set the pace of writing: {total / 1e9:.4g} GB/s in all")
@@ -320,7 +328,10 @@ def _alone(name: str, costs: CostOptions, *others: str) -> None:
     """Refuse options that the model of an option does not know."""
     for other in others:
         if getattr(costs, other):
-            flags = (f"--{one.replace('_', '-')}" for one in (name, other))
+            assumed = {one.name for one in taken(CostOptions) if one.opt.assumed}
+            flags = (
+                f"--{'set ' * (one in assumed)}{one.replace('_', '-')}" for one in (name, other)
+            )
             raise UsageError(f"{' and '.join(flags)} are not planned for together")
 
 
@@ -335,7 +346,7 @@ def read_question(
     gpus = read_gpus(failing)
     failures = read_failures(failing, gpus, notes, detect=read_detect(costs, notes))
     nbytes = read_nbytes(costs, notes)
-    ranks = quantities.count(costs.ranks, "--ranks", kilo=1024) if costs.ranks else gpus
+    ranks = quantities.count(costs.ranks, "--set ranks", kilo=1024) if costs.ranks else gpus
     nodes = None if gpus is None else -(-gpus // failing.gpus_per_node)
     late = bounds.detection_latency
     model = read_model(
@@ -345,14 +356,14 @@ def read_question(
         nbytes=nbytes,
         ranks=ranks,
         nodes=nodes,
-        latency=positive(late, "--detection-latency") if late else None,
+        latency=positive(late, "--set detection-latency") if late else None,
         keep_last=bounds.keep_last,
     )
     measured_step = notes.measured.step
     question = Question(
         model=model,
         failures=failures,
-        step=positive(costs.step_time, "--step-time") if costs.step_time else measured_step,
+        step=positive(costs.step_time, "--set step-time") if costs.step_time else measured_step,
         limits=_limits(bounds, costs, nbytes, min(failing.gpus_per_node, ranks or 0), ranks),
         nbytes=nbytes,
         gpus=gpus,
@@ -360,7 +371,7 @@ def read_question(
         keep_every=bounds.keep_every,
         milestones=bounds.milestones,
         gpu_hour=_price(bounds.gpu_hour, "--gpu-hour"),
-        tb_month=_price(bounds.tb_month, "--tb-month"),
+        tb_month=_price(bounds.tb_month, "--set tb-month"),
         remedies=tuple(notes.remedies),
     )
     if bounds.gpu_hour and gpus is None:
@@ -386,7 +397,7 @@ def currency(bounds: BoundOptions) -> str:
     Raises:
         UsageError: they are in two.
     """
-    given = ((bounds.gpu_hour, "--gpu-hour"), (bounds.tb_month, "--tb-month"))
+    given = ((bounds.gpu_hour, "--gpu-hour"), (bounds.tb_month, "--set tb-month"))
     found = {quantities.money(text, flag).currency for text, flag in given if text}
     if len(found) > 1:
         raise UsageError(f"the prices are in {' and '.join(sorted(found))}")
@@ -402,17 +413,17 @@ def _limits(
         staged = float(staging_bytes(nbytes, ranks, bounds.buffers)) * together
     if bounds.host_ram and staged is None:
         raise UsageError(
-            "--host-ram needs the size of a checkpoint and the ranks that hold it",
-            hint="--params 405B (or --bytes 5.7TB) and --ranks 16384",
+            "--set host-ram needs the size of a checkpoint and the ranks that hold it",
+            hint="--params 405B (or --bytes 5.7TB) and --set ranks=16384",
         )
     overhead, latency = bounds.max_overhead, bounds.detection_latency
     return PlanBounds(
         max_loss=positive(bounds.max_loss, "--max-loss") if bounds.max_loss else None,
-        max_overhead=quantities.share(overhead, "--max-overhead") if overhead else None,
-        host_ram=quantities.size(bounds.host_ram, "--host-ram") if bounds.host_ram else None,
+        max_overhead=quantities.share(overhead, "--set max-overhead") if overhead else None,
+        host_ram=quantities.size(bounds.host_ram, "--set host-ram") if bounds.host_ram else None,
         staged=staged,
         keep_last=bounds.keep_last,
-        detection_latency=positive(latency, "--detection-latency") if latency else None,
+        detection_latency=positive(latency, "--set detection-latency") if latency else None,
         storage_bw=(
             quantities.bandwidth(costs.storage_bw, "--storage-bw") if costs.storage_bw else None
         ),

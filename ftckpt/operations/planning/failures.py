@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from ftckpt.amounts import brief_duration
 from ftckpt.errors import UsageError
-from ftckpt.operations.definition import option
+from ftckpt.operations.definition import assumption, option
 from ftckpt.planning import Counted, Failures, Remedy, combine, quantities, rates
 from ftckpt.planning.presets import preset
 
@@ -84,7 +84,7 @@ def positive(text: str, flag: str) -> float:
     """
     seconds = quantities.duration(text, flag)
     if not seconds > 0:
-        raise UsageError(f"{flag} {text}: this must be above zero")
+        raise UsageError(f"{quantities.typed(flag, text)}: this must be above zero")
     return seconds
 
 
@@ -97,27 +97,27 @@ class FailureOptions:
     gpus: Annotated[str, option("N", "GPUs of the job: 16384 or 16k (k is 1024).")] = ""
     gpu_mtbf: Annotated[str, option("RATE", "Failures of one GPU.")] = ""
     gpus_per_node: Annotated[
-        int, option("N", "GPUs per node, for rates of nodes and hosts.", min=1)
+        int, assumption("N", "GPUs per node, for rates of nodes and hosts.", min=1)
     ] = 8
-    hosts: Annotated[str, option("N", "Hosts; by default GPUs / GPUs per node.")] = ""
-    host_mtbf: Annotated[str, option("RATE", "Failures of one host.")] = ""
-    switches: Annotated[str, option("N", "Network switches.")] = ""
-    switch_mtbf: Annotated[str, option("RATE", "Failures of one switch.")] = ""
-    nics: Annotated[str, option("N", "NICs; by default one a GPU.")] = ""
-    nic_mtbf: Annotated[str, option("RATE", "Failures of one NIC.")] = ""
-    psus: Annotated[str, option("N", "Power supplies; by default one a host.")] = ""
-    psu_mtbf: Annotated[str, option("RATE", "Failures of one power supply.")] = ""
+    hosts: Annotated[str, assumption("N", "Hosts; by default GPUs / GPUs per node.")] = ""
+    host_mtbf: Annotated[str, assumption("RATE", "Failures of one host.")] = ""
+    switches: Annotated[str, assumption("N", "Network switches.")] = ""
+    switch_mtbf: Annotated[str, assumption("RATE", "Failures of one switch.")] = ""
+    nics: Annotated[str, assumption("N", "NICs; by default one a GPU.")] = ""
+    nic_mtbf: Annotated[str, assumption("RATE", "Failures of one NIC.")] = ""
+    psus: Annotated[str, assumption("N", "Power supplies; by default one a host.")] = ""
+    psu_mtbf: Annotated[str, assumption("RATE", "Failures of one power supply.")] = ""
     hbm_mtbf: Annotated[
-        str, option("RATE", "Failures of one GPU's memory, on top of --gpu-mtbf.")
+        str, assumption("RATE", "Failures of one GPU's memory, on top of --gpu-mtbf.")
     ] = ""
     component: Annotated[
         list[str] | None, option("NAME=N@RATE", "Any other part: cdu=64@20000h. Repeatable.")
     ] = None
-    job_mtbf: Annotated[str, option("T", "Time between failures of the job's own software.")] = ""
+    job_mtbf: Annotated[str, assumption("T", "Between failures of the job's own software.")] = ""
     mtbf: Annotated[str, option("T", "Time between failures of the whole job.")] = ""
     failures: Annotated[str, option("N/T", "Counted failures in a time: 419/54d.")] = ""
-    preset: Annotated[str, option("NAME", "A published run: see --presets.")] = ""
-    burn_in: Annotated[str, option("X", "Multiply the rate, for new machines: 1.3.")] = "1"
+    preset: Annotated[str, option("NAME", "A published run: llama3, …; `list` shows them.")] = ""
+    burn_in: Annotated[str, assumption("X", "Multiply the rate, for new machines: 1.3.")] = "1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,22 +130,22 @@ class CostOptions:
     nbytes: Annotated[str, option("SIZE", "Size of a checkpoint: 5.7TB.", "--bytes")] = ""
     params: Annotated[str, option("N", "Parameters of the model: 405B or 405e9.")] = ""
     bytes_per_param: Annotated[
-        str, option("X", "A number, or PRECISION-OPTIMIZER: see --presets.")
+        str, assumption("X", "A number, or PRECISION-OPTIMIZER: see --preset list.")
     ] = "bf16-adamw"
-    ranks: Annotated[str, option("N", "Ranks that write at once; by default the GPUs.")] = ""
-    write_bw: Annotated[str, option("RATE", "Write rate of one rank: 5GB/s, 400Gb/s.")] = ""
+    ranks: Annotated[str, assumption("N", "Ranks that write at once; by default the GPUs.")] = ""
+    write_bw: Annotated[str, assumption("RATE", "Write rate of one rank: 5GB/s, 400Gb/s.")] = ""
     storage_bw: Annotated[str, option("RATE", "Write rate of the storage, all ranks: 80GB/s.")] = ""
     read_bw: Annotated[
-        str, option("RATE", "Read rate of the storage, all ranks; adds the load.")
+        str, assumption("RATE", "Read rate of the storage, all ranks; adds the load.")
     ] = ""
     snapshot_bw: Annotated[
-        str, option("RATE", "GPU to host memory of one rank; makes saves async.")
+        str, assumption("RATE", "GPU to host memory of one rank; makes saves async.")
     ] = ""
     snapshot: Annotated[str, option("T", "Async: how long training waits for the snapshot.")] = ""
     flush: Annotated[str, option("T", "Async: how long writing takes in the background.")] = ""
-    slowdown: Annotated[str, option("X", "Async: how much slower training is meanwhile: 2%.")] = (
-        "0%"
-    )
+    slowdown: Annotated[
+        str, assumption("X", ("Async: how much slower training is meanwhile: 2%."))
+    ] = "0%"
     tier: Annotated[
         list[str] | None,
         option(
@@ -157,28 +157,30 @@ class CostOptions:
     detect: Annotated[str, option("T", "Time from a failure until a replacement is there.")] = ""
     restart: Annotated[
         str,
-        option(
-            "T", "Time to start and load, until training goes on; with --read-bw, to start alone."
-        ),
+        option("T", "Time to start and load, until training goes on; with read-bw set, to start."),
     ] = ""
-    notice: Annotated[str, option("T", "Spot: warning before a preemption: 120s.")] = ""
-    preempt_mtbf: Annotated[str, option("T", "Spot: time between preemptions of the job.")] = ""
+    notice: Annotated[str, assumption("T", "Spot: warning before a preemption: 120s.")] = ""
+    preempt_mtbf: Annotated[str, assumption("T", "Spot: time between preemptions of the job.")] = ""
     notice_reliability: Annotated[
-        str, option("X", "Spot: share of preemptions that are announced.")
+        str, assumption("X", "Spot: share of preemptions that are announced.")
     ] = "100%"
-    silent_mtbf: Annotated[str, option("T", "Time between silent errors of the job.")] = ""
-    verify_cost: Annotated[str, option("T", "Checking for silent errors before each save.")] = ""
+    silent_mtbf: Annotated[str, assumption("T", "Time between silent errors of the job.")] = ""
+    verify_cost: Annotated[
+        str, assumption("T", ("Checking for silent errors before each save."))
+    ] = ""
     weights_between: Annotated[
-        int, option("N", "Weights-only saves between two full ones.", min=0)
+        int, assumption("N", "Weights-only saves between two full ones.", min=0)
     ] = 0
     weights_save: Annotated[
-        str, option("T", "Pause for one; else the weights' share of a save.")
+        str, assumption("T", "Pause for one; else the weights' share of a save.")
     ] = ""
     rewarm: Annotated[
         str,
-        option("T", "Work lost by a restart from weights alone, besides: 1h. Else none is made."),
+        assumption(
+            "T", ("Work lost by a restart from weights alone, besides: 1h. Else none is made.")
+        ),
     ] = ""
-    step_time: Annotated[str, option("T", "One training step: 4.2s.")] = ""
+    step_time: Annotated[str, assumption("T", "One training step: 4.2s.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +190,20 @@ class BoundOptions:
     TITLE: ClassVar[str] = "Bounds, storage and money"
 
     max_loss: Annotated[str, option("T", "Lose no more work than this at a failure: 5m.")] = ""
-    max_overhead: Annotated[str, option("X", "Spend no more on saving: 1%.")] = ""
-    host_ram: Annotated[str, option("SIZE", "Memory of a host for staging snapshots: 512GiB.")] = ""
-    buffers: Annotated[int, option("N", "Snapshots that are held at once.", min=1)] = 2
+    max_overhead: Annotated[str, assumption("X", "Spend no more on saving: 1%.")] = ""
+    host_ram: Annotated[
+        str, assumption("SIZE", ("Memory of a host for staging snapshots: 512GiB."))
+    ] = ""
+    buffers: Annotated[int, assumption("N", "Snapshots that are held at once.", min=1)] = 2
     detection_latency: Annotated[
-        str, option("T", "How long a silent error stays unseen, on average.")
+        str, assumption("T", "How long a silent error stays unseen, on average.")
     ] = ""
     keep_last: Annotated[int, option("N", "Checkpoints that are kept.", min=1)] = 3
     keep_every: Annotated[int, option("N", "Keep every Nth for ever; 0 keeps none.", min=0)] = 0
-    milestones: Annotated[int, option("N", "Others that are kept for ever.", min=0)] = 0
+    milestones: Annotated[int, assumption("N", "Others that are kept for ever.", min=0)] = 0
     run: Annotated[str, option("T", "Length of the run on the wall clock: 54d.")] = ""
     gpu_hour: Annotated[str, option("PRICE", "Price of a GPU-hour: 2.33 or 2.10EUR.")] = ""
-    tb_month: Annotated[str, option("PRICE", "Price of a TB-month of storage.")] = ""
+    tb_month: Annotated[str, assumption("PRICE", "Price of a TB-month of storage.")] = ""
 
 
 def read_gpus(options: FailureOptions) -> int | None:
@@ -263,7 +267,7 @@ def read_failures(
             f"nothing else can fail in the {brief_duration(detect)} until a failure is noticed: "
             "this time is taken off the time in which failures were counted"
         )
-    burn_in = quantities.factor(options.burn_in, "--burn-in")
+    burn_in = quantities.factor(options.burn_in, "--set burn-in")
     notes.inputs |= {"gpus": gpus, "burn_in": burn_in, "counted": counted}
     return combine(known, counted, burn_in=burn_in)
 
@@ -324,27 +328,29 @@ def _parts(options: FailureOptions, gpus: int | None) -> Iterator[rates.Cause]:
     for name, flag, number, rate, default in (
         ("gpu", "--gpus", "", options.gpu_mtbf, gpus),
         ("hbm", "--gpus", "", options.hbm_mtbf, gpus),
-        ("host", "--hosts", options.hosts, options.host_mtbf, hosts),
-        ("switch", "--switches", options.switches, options.switch_mtbf, None),
-        ("nic", "--nics", options.nics, options.nic_mtbf, gpus),
-        ("psu", "--psus", options.psus, options.psu_mtbf, hosts),
+        ("host", "--set hosts", options.hosts, options.host_mtbf, hosts),
+        ("switch", "--set switches", options.switches, options.switch_mtbf, None),
+        ("nic", "--set nics", options.nics, options.nic_mtbf, gpus),
+        ("psu", "--set psus", options.psus, options.psu_mtbf, hosts),
     ):
+        mtbf = "--gpu-mtbf" if name == "gpu" else f"--set {name}-mtbf"
         if number and not rate:
             raise UsageError(
                 f"{flag} says how many there are, and nothing how often they fail",
-                hint=f"--{name}-mtbf 50000h",
+                hint=quantities.typed(mtbf, "50000h"),
             )
         if not rate:
             continue
         many = quantities.count(number, flag, kilo=1024) if number else default
         if many is None:
             raise UsageError(
-                f"--{name}-mtbf is one's, and nothing says how many there are", hint=f"{flag} 1024"
+                f"{mtbf} is one's, and nothing says how many there are",
+                hint=quantities.typed(flag, "1024"),
             )
-        each = quantities.failure_rate(rate, f"--{name}-mtbf", per_node=per_node)
+        each = quantities.failure_rate(rate, mtbf, per_node=per_node)
         yield rates.Cause(name, each * many, many)
     for text in options.component or ():
         part = quantities.component(text, "--component", per_node=per_node)
         yield rates.Cause(part.name, part.rate * part.number, part.number)
     if options.job_mtbf:
-        yield rates.Cause("software", 1 / positive(options.job_mtbf, "--job-mtbf"))
+        yield rates.Cause("software", 1 / positive(options.job_mtbf, "--set job-mtbf"))

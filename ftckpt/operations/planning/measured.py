@@ -215,13 +215,13 @@ def read_law(text: str, mtbf: float) -> Law:
     if name == "exponential" and not parameter:
         return simulation.Exponential(mtbf)
     if name == "weibull" and parameter:
-        return simulation.Weibull(mtbf, quantities.factor(parameter, "--law weibull"))
+        return simulation.Weibull(mtbf, quantities.factor(parameter, "--set law=weibull"))
     if name == "lognormal" and parameter:
-        return simulation.Lognormal(mtbf, quantities.factor(parameter, "--law lognormal"))
+        return simulation.Lognormal(mtbf, quantities.factor(parameter, "--set law=lognormal"))
     if name == "trace" and parameter:
         return simulation.Trace(_trace(parameter))
     raise UsageError(
-        f"--law {text}: unknown law of failures",
+        f"--set law={text}: unknown law of failures",
         hint="write exponential, weibull:0.7, lognormal:2 or trace:FILE",
     )
 
@@ -237,14 +237,14 @@ def read_ageing(texts: Sequence[str], causes: Sequence[Cause]) -> Law:
     shapes: dict[str, float] = {}
     for text in texts:
         name, _, shape = text.partition("=")
-        shapes[name.strip()] = quantities.factor(shape, f"--ageing {name}")
+        shapes[name.strip()] = quantities.factor(shape, f"--set ageing={name}")
     ageing, rest = [], 0.0
     for cause in causes:
         if cause.name not in shapes:
             rest += cause.per_second
         elif cause.parts is None:
             raise UsageError(
-                f"--ageing {cause.name}: nothing says how many there are",
+                f"--set ageing={cause.name}: nothing says how many there are",
                 hint="--gpus 16384 --gpu-mtbf 50000h, or --component name=N@RATE",
             )
         else:
@@ -252,7 +252,7 @@ def read_ageing(texts: Sequence[str], causes: Sequence[Cause]) -> Law:
             ageing.append(AgeingParts(cause.name, cause.parts, mean, shapes.pop(cause.name)))
     if shapes:
         raise UsageError(
-            f"--ageing {' and '.join(shapes)}: nothing says how often these fail",
+            f"--set ageing={' and '.join(shapes)}: nothing says how often these fail",
             hint=f"what fails: {', '.join(dict.fromkeys(c.name for c in causes))}",
         )
     return Fleet(ageing, rest)

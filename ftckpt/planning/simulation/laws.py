@@ -218,7 +218,7 @@ class Fleet:
         if runs * sum(part.number for part in self.parts) > _MOST:
             raise UsageError(
                 f"{runs:,} runs of this many ageing parts are too many to follow",
-                hint="fewer --runs, each with more --failures-per-run",
+                hint="fewer --runs, each with more --set failures-per-run",
             )
         clocks = [_Clocks(part, rng, runs) for part in self.parts]
         ready: list[Floats] = [np.zeros(0) for _ in range(runs)]

@@ -223,7 +223,7 @@ class _Work:
         while True:
             self._find_verified()
             plan = self.decide(policy)
-            waiting = [d.entry.name for d in plan.decisions if self.policy.rules and _unchecked(d)]
+            waiting = [d.entry.name for d in plan.decisions if self._is_asked(d) and _unchecked(d)]
             if not waiting and not self._hold_best():
                 return plan
             before = {name: self.found[name].entry.step for name in waiting}
@@ -237,6 +237,13 @@ class _Work:
             for group in groups - by_content:
                 self._read_steps(group)
             by_content |= groups
+
+    def _is_asked(self, decision: Decision) -> bool:
+        """Whether a rule counts on an entry; where one is named, all others stay unlooked at."""
+        if self.policy.only:
+            named = decision.entry.name in self.policy.only
+            return named or any(reason.rule.startswith("keep-") for reason in decision.reasons)
+        return bool(self.policy.rules)
 
     def prove(self, check: Check) -> RetentionPlan:
         """Read survivors, the newest first, until one has passed; one that is bad is none."""

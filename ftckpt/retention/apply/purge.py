@@ -18,6 +18,7 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW, hold, require_clock
 from ftckpt.retention.policy import DAY
 from ftckpt.retention.policy.plan import Reason
+from ftckpt.retention.policy.select import nearest_of
 from ftckpt.retention.records import log, pins
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
@@ -247,7 +248,7 @@ def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
     """Yield who names a trashed thing whose name is free."""
     for pin in pins.pins(root):
         if pin.entry == thing.name:
-            yield Reason("pinned", f"by {pin.owner}: {pin.reason}")
+            yield Reason("pinned", pin.who)
     for lease in leases.live(root, now):
         if lease.entry == thing.name:
             yield Reason("lease", f"{lease.holder} reads it")
@@ -326,7 +327,9 @@ def undelete(
                 continue
             try:
                 if thing is None:
-                    raise NotFoundError(f"the trash of {place.url} holds no {name}")
+                    near = nearest_of(name, [one.name for one in things])
+                    more = f"; {near}" if near else ""
+                    raise NotFoundError(f"the trash of {place.url} holds no {name}{more}")
                 trashes[thing.group].restore(thing)
                 restored.append(thing)
             except FtckptError as error:

@@ -58,6 +58,8 @@ class Watch:
     def look(self, found: ScannedEntry, now: float) -> tuple[RootEntry, list[ScannedEntry]]:
         """Return an entry with its present claims; and entries that are new or were unfinished.
 
+        An entry that was just dropped is seen as if it still stood.
+
         Raises:
             NotFoundError: the root is gone.
             UnavailableError, DeniedError: something could not be read.
@@ -67,7 +69,7 @@ class Watch:
         names = _names(self._root)
         come = names - self._names
         name = self._name_of(found.place)
-        shown = self._around(name, names, come)
+        shown = self._around(name, {*names, name}, come)
         near = read_again(replace(self._root, store=_Glimpse(store, base, shown)))
         self._take_in(near, shown, come)
         self._names = names
@@ -75,24 +77,6 @@ class Watch:
         pointers = [p for p in near.pointers if p.target or _last(p.says) not in names]
         near = replace(near, store=store, pointers=tuple(pointers))
         return EntryHolds.of(near, now, name).added_to(found).entry, self._news()
-
-    def come(self) -> list[ScannedEntry]:
-        """Return entries that have come since the last look; one listing where none has.
-
-        Raises:
-            NotFoundError, UnavailableError, DeniedError, UnsafeError: as `look`.
-        """
-        names = _names(self._root)
-        come = names - self._names
-        if not come:
-            return []
-        shown = self._around("", names, come)
-        near = read_again(
-            replace(self._root, store=_Glimpse(self._root.store, self._root.base, shown))
-        )
-        self._take_in(near, shown, come)
-        self._names |= come
-        return self._news()
 
     def forget(self, found: ScannedEntry) -> None:
         """Mark an entry as gone: a later entry of its name is another one."""

@@ -12,11 +12,10 @@ from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError, NotFoundError, RefusedError
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
-from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
-from ftckpt.retention.records import log, pins, tags
-from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.records import log
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import (
     Bases,
     ScannedEntry,
@@ -120,7 +119,7 @@ def apply(
         )
         for root in untold:  # there may be room by now
             _tell(root, log.APPLYING, now(), identity, before[root.base])
-        after = {root.base: _result(root, applied, actor) for root in logged}
+        after = {root.base: _result(root, plan, applied, actor) for root in logged}
         untold = [r for r in logged if not _tell(r, log.APPLIED, now(), identity, after[r.base])]
     notes = [f"there was no room in the log of {root.url} for what was done" for root in untold]
     if not purge_now:
@@ -215,13 +214,13 @@ class Dropping:
         Raises:
             RefusedError: it was claimed, and is restored.
         """
-        root, name = found.root, thing.name
         try:
-            tagged = self.keep_tags.intersection(tags.tags(root, name).get(name, ()))
-            claimed = bool(pins.pins(root, name) or leases.live(root, self.now(), name) or tagged)
-            for one in self._watch(found).come():
+            held, news = self._watch(found).look(found, self.now())
+            for one in news:
                 self._stands(one)
-                claimed = claimed or found.entry.name in one.entry.depends_on
+            claimed = self._is_claimed(held) or any(
+                found.entry.name in one.entry.depends_on for one in news
+            )
         except FtckptError:
             trash.restore(thing)  # nothing is concluded
             raise
@@ -298,8 +297,7 @@ class Dropping:
         held, news = self._watch(found).look(found, self.now())
         for one in news:
             self._stands(one)
-        tagged = self.keep_tags.intersection(held.tags)
-        if held.pins or held.pointers or held.leases or tagged:
+        if self._is_claimed(held):
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
         listed = surveyed(found.now(contents=None))
         if listed is None or is_leaving(decision, listed.entry):
@@ -307,6 +305,10 @@ class Dropping:
         if not is_same(decision, listed.entry) and not self._lost_targets(listed):
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed
+
+    def _is_claimed(self, held: RootEntry) -> bool:
+        tagged = self.keep_tags.intersection(held.tags)
+        return bool(held.pins or held.pointers or held.leases or tagged)
 
     def _lost_targets(self, found: ScannedEntry) -> bool:
         """Whether an entry has not changed but for what its links led to."""
@@ -357,8 +359,9 @@ def _intent(
     return {"actor": actor, "drop": drop, "keep": keep}
 
 
-def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
+def _result(root: Root, plan: RetentionPlan, applied: Applied, actor: str) -> Mapping[str, object]:
     return {
+        **({"named": list(plan.policy.only)} if plan.policy.only else {}),
         "actor": actor,
         "dropped": [d.entry.name for d in applied.dropped if d.entry.group == root.base],
         "trash": [t.id for t in applied.trashed if t.group == root.base],

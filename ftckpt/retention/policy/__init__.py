@@ -91,6 +91,7 @@ class Policy:
         thin_after: milestones that were saved this many seconds before the newest keep their
             weights alone; None for none.
         thin_beyond: those that are not among this number of the newest do; None for none.
+        only: names of entries that a person wants gone; all others are kept. () for no such wish.
 
     Raises:
         UsageError: a number is not above zero, or `metric` and `keep_best` are not both given.
@@ -114,6 +115,7 @@ class Policy:
     check: bool = True
     thin_after: float | None = None
     thin_beyond: int | None = None
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

@@ -5,6 +5,7 @@ Floors: limits that a plan must keep, whatever the rules choose.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -135,6 +136,12 @@ _NO_RULE = BrokenFloor(
     "no rule says what to keep, so that everything is kept",
     "--keep-last 3 --keep-every 1000",
 )
+# What protects from rules, and not from a person who names the entry: its place in an order, its
+# name, its damage. What else needs it still holds it, and floors say how many must be left.
+_AGAINST_RULES = frozenset(
+    {"newest", "newest-verified", "not-of-the-series", "put-aside", "named", "half", "start"}
+    | {"step-jump", "future", "no-step", "no-time"}
+)
 
 
 def decide(
@@ -174,7 +181,9 @@ def decide(
     if len({entry.name for entry in every}) < len(every):
         raise ValueError("two entries of a root have one name")
     reasons = _reasons(runs, policy)
-    if not policy.rules:
+    if policy.only:
+        _keep_but(policy.only, reasons)
+    elif not policy.rules:
         for entry in every:
             reasons[entry.name] = [*reasons[entry.name], Reason("no-rule", _NO_RULE.message)]
     _hold_other_names(every, reasons)
@@ -192,9 +201,12 @@ def decide(
     for entry in free[len(dropped) :]:
         reasons[entry.name].append(Reason("enough-freed", "older ones free as much as was asked"))
     for entry in dropped:
-        reasons[entry.name].append(_why_dropped(entry))
+        asked = Reason("named", "a person wants it gone")
+        reasons[entry.name].append(asked if policy.only else _why_dropped(entry))
     broken = list(broken_floors(policy, runs, dropped, last_run))
-    if not policy.rules:
+    if policy.only:
+        broken[:0] = _held(policy.only, reasons, frees, url)
+    elif not policy.rules:
         broken.insert(0, _NO_RULE)
     return RetentionPlan(
         url=url,
@@ -214,6 +226,33 @@ def decide(
         broken=tuple(broken),
         notes=tuple(notes),
     )
+
+
+def _keep_but(only: Sequence[str], reasons: dict[str, list[Reason]]) -> None:
+    """Keep everything but what a person names; of that, what others need."""
+    for name, held in reasons.items():
+        if name in only:
+            held[:] = [
+                reason
+                for reason in held
+                if reason.rule not in _AGAINST_RULES and not reason.rule.startswith("keep-")
+            ]
+        else:
+            held.append(Reason("not-named", "it is not named"))
+
+
+def _held(
+    only: Sequence[str],
+    reasons: Mapping[str, Sequence[Reason]],
+    frees: Mapping[str, int | None],
+    url: str,
+) -> Iterator[BrokenFloor]:
+    """Yield what a person wants gone, and what holds it."""
+    for name in only:
+        if name not in frees:
+            why = reasons[name][0] if reasons.get(name) else Reason("absent", "it is not there")
+            unpin = f"{shlex.join(['ftckpt', 'pin', url, name, '--remove'])} takes your pin away"
+            yield BrokenFloor("held", f"{name} stays: {why}", unpin if why.rule == "pinned" else "")
 
 
 def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[Reason]]:

@@ -290,7 +290,7 @@ def _time_order(entry: RootEntry) -> tuple[float, tuple[object, ...]]:
 
 def _in_use(entry: RootEntry) -> Iterator[tuple[RootEntry, Reason]]:
     for pin in entry.pins:
-        yield entry, Reason("pinned", f"by {pin.owner}: {pin.reason}")
+        yield entry, Reason("pinned", pin.who)
     for pointer in entry.pointers:
         yield entry, Reason("pointer", f"{pointer} names it")
     for lease in entry.leases:

@@ -11,6 +11,7 @@ from ftckpt.discovery.roots import Root
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.storage.store import join
+from ftckpt.storage.suggestions import nearest_numbers
 
 # Steps have at most this many digits.
 _DIGITS = 18
@@ -50,12 +51,15 @@ def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
         for c in root.candidates
         if name in (c.path, join(root.base, c.path), root.url_of(c))
     ]
+    which = "latest" if which == "newest" else which
     if not found and (which == "latest" or _is_step(which)):
         found = [entry for root in roots for entry in _of_run(root, which)]
     if not found:
+        names = [c.path for root in roots for c in root.candidates if not c.staging]
         raise NotFoundError(
             f"{roots[0].store.url} has no checkpoint {which}",
-            hint=f"ftckpt inspect {shlex.quote(roots[0].store.url)} lists them",
+            hint=nearest_of(name, names)
+            or f"ftckpt ls {shlex.quote(roots[0].store.url)} lists them",
         )
     _require_one_run(found, which)
     return tuple(found)
@@ -96,6 +100,14 @@ def _of_run(root: Root, which: str) -> list[Chosen]:
 
 def _is_step(which: str) -> bool:
     return which.isascii() and which.isdecimal() and len(which) <= _DIGITS
+
+
+def nearest_of(name: str, names: Sequence[str]) -> str:
+    """Return a hint with the names or, for a step alone, the steps that are nearest; or ""."""
+    if _is_step(name):
+        name, names = f"@{name}", [f"@{step}" for one in names if (step := step_in_name(one))]
+    near = [one.lstrip("@") for one in nearest_numbers(name, names)]
+    return f"the nearest by number: {' and '.join(near)}" if near else ""
 
 
 def _require_one_run(found: Sequence[Chosen], which: str) -> None:

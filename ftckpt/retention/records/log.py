@@ -115,8 +115,12 @@ def read(root: Root, name: LogName = OF_ROOT, newest: int | None = None) -> list
 
 
 def last_applied(root: Root) -> float | None:
-    """Return when a plan was last carried out here, in seconds since the epoch; None if never."""
-    return max((_time(e) for e in read(root) if e.get("event") == APPLIED), default=None)
+    """Return when rules were last carried out here, in seconds since the epoch; None if never.
+
+    What a person has dropped by name says nothing of what the rules have let pile up.
+    """
+    by_rules = (e for e in read(root) if e.get("event") == APPLIED and not e.get("named"))
+    return max(map(_time, by_rules), default=None)
 
 
 def last_time(root: Root) -> float | None:

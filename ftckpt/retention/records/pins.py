@@ -13,14 +13,14 @@ _KIND = "pins"
 def pin(root: Root, entry: str, *, owner: str, reason: str, now: float) -> Pin:
     """Keep an entry until its owner unpins it; pinning again replaces the reason.
 
-    `reason` is shown to the person who finds a full disk.
+    `reason`, which may be "", is shown to the person who finds a full disk.
 
     Raises:
         NotFoundError: the root has no such entry.
-        UsageError: no owner or no reason.
+        UsageError: no owner.
     """
-    if not owner.strip() or not reason.strip():
-        raise UsageError("a pin needs an owner and a reason", hint='--reason "paper figure 3"')
+    if not owner.strip():
+        raise UsageError("a pin needs an owner")
     records.write(root, _KIND, entry, owner, {"owner": owner, "reason": reason, "time": now})
     return Pin(entry, owner, reason, now)
 

@@ -105,6 +105,7 @@ class Pin(NamedTuple):
 
     Attributes:
         entry: its name, relative to the run's root.
+        reason: why; "" where none was given.
         time: seconds since the epoch; None if the record has none.
     """
 
@@ -112,6 +113,11 @@ class Pin(NamedTuple):
     owner: str
     reason: str
     time: float | None
+
+    @property
+    def who(self) -> str:
+        """Say whose it is, and why."""
+        return f"by {self.owner}: {self.reason}" if self.reason else f"by {self.owner}"
 
 
 class Lease(NamedTuple):

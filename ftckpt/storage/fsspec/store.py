@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftckpt.errors import (
@@ -27,6 +28,7 @@ from ftckpt.packages import needing
 from ftckpt.storage.keys import children_of, safe_key
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.ranges import PART, plan_runs, split_parts, waves
+from ftckpt.storage.remotes import SCHEMES
 from ftckpt.storage.retry import Backoff
 from ftckpt.storage.secrets import complete, queries
 from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Upload, Usage
@@ -140,7 +142,9 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
             f"{scheme}:// needs a package that is not installed", hint=hint
         ) from error
     except ValueError as error:
-        raise UsageError(f"{url} has a scheme that nothing here knows") from error
+        near = get_close_matches(scheme, SCHEMES, 1)
+        hint = f"did you mean {near[0]}://?" if near else "s3://, gs://, az:// and hf:// are known"
+        raise UsageError(f"{url}: {scheme}:// leads to no known store", hint=hint) from error
     except Exception as error:  # some connect at once, and raise any exception
         raise translate(error, url, "", "reach") from error
     return FsspecStore(url, filesystem, options)

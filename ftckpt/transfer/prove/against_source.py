@@ -5,15 +5,15 @@ is read once, with all replicas, and summed up by the places that its own reader
 know nothing of what planned the reading, put elements in order and wrote them, so a fault there
 or on the disk is seen.
 
-Tensors without such a sum (decoded, compressed, smaller than a byte, or written by several
-machines) are read from the source once more and compared bit by bit, and so are those whose sums
-differ: that names the elements. What the two readings share is then the reading of the source and
-the description of what was wanted.
+Tensors without such a sum (of a source that decodes or compresses them, smaller than a byte, or
+written by several machines) are read from the source once more and compared bit by bit, and so are
+those whose sums differ: that names the elements. What the two readings share is then the reading of
+the source and the description of what was wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
@@ -24,6 +24,7 @@ from ftckpt.checkpoint.coverage import show
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.replicas import Copies
+from ftckpt.digests.place_sums import PlaceSum, sum_in_box
 from ftckpt.errors import CorruptError
 from ftckpt.progress import Counter
 from ftckpt.transfer.casting import Changes, changes
@@ -120,6 +121,12 @@ class ProofRange(NamedTuple):
         """Bytes of the elements, in every piece."""
         return len(self.pieces) * self.wanted.dtype.nbytes(self.stop - self.start)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is of one piece that holds all of the tensor, in elements of whole bytes."""
+        whole = [piece.box.sizes == self.info.shape and piece.flat is None for piece in self.pieces]
+        return whole == [True] and bool(self.info.dtype.itemsize)
+
 
 def prove(
     content: Content,
@@ -148,7 +155,9 @@ def prove(
     nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
     counter, limiter = work.counter, work.limiter
     counter.start("proving", nbytes)
-    equal = frozenset[str]() if read is None else summed_alike(content, result, read.sums, work)
+    decoded = content.checkpoint.decoding.slots() or result.decoding.slots()
+    sums: Mapping[str, PlaceSum] = {} if read is None else read.sums
+    equal = frozenset[str]() if decoded else summed_alike(content, result, sums, work)
     source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
     def compare(task: Sequence[ProofRange], counter: Counter) -> Changes:
@@ -161,6 +170,14 @@ def prove(
                 found = found.plus(source.changes)
         return found
 
+    def sum_up(
+        task: Sequence[ProofRange], counter: Counter
+    ) -> tuple[Changes, list[tuple[str, PlaceSum]]]:
+        by_sum = [one for one in task if one.info.key in sums and one.is_whole]
+        made = [(one.info.key, _sum(one, target)) for one in by_sum]
+        counter.add(sum(one.nbytes for one in by_sum))
+        return compare([one for one in task if one not in by_sum], counter), made
+
     def compare_known(one: ResultTensor) -> None:
         if read_tensor(result, one.key) != content.known[one.key].data:
             raise failed(f"{one.key} is not what the source holds", one.key)
@@ -168,17 +185,23 @@ def prove(
 
     with ExitStack() as stack:
         for one, places in (
-            (content.checkpoint, of_content(content, equal)),
+            (content.checkpoint, of_content(content, sums.keys() if decoded else equal)),
             (result, of_result(content, result, equal)),
         ):
             stack.enter_context(reading_ahead(one, places, limiter, jobs=work.threads))
         try:
-            decoded = content.checkpoint.decoding.slots() or result.decoding.slots()
-            if decoded:
-                ranges = _tasks(_by_parameter(content, result))
-            else:
-                ranges = _tasks((one,) for one in _ranges(content, result, equal))
             found = Changes()
+            done: Collection[str] = equal
+            if decoded:
+                # What is decoded serves the others of its parameter, whether summed or compared.
+                totals: dict[str, PlaceSum] = {}
+                for changed, made in work.spread(_tasks(_by_parameter(content, result)), sum_up):
+                    found = found.plus(changed)
+                    for key, more in made:
+                        totals[key] = totals.get(key, PlaceSum()).plus(more)
+                equal = frozenset(key for key, made in totals.items() if made == sums[key])
+                done = content.tensors.keys() - (totals.keys() - equal)
+            ranges = _tasks((one,) for one in _ranges(content, result, done))
             if read is not None:
                 for key in equal & read.changes.keys():
                     found = found.plus(read.changes[key])
@@ -358,6 +381,20 @@ def _compare_bits(task: ProofRange, source: Gatherer, result: Gatherer) -> None:
             if not same(want, has):
                 by = "main piece" if source is result else "source"
                 raise _differs(task, piece, start, stop, by)
+
+
+def _sum(task: ProofRange, result: Gatherer) -> PlaceSum:
+    """Sum up by place what the result holds; of a tensor that is whole in one piece."""
+    info, (piece,) = task.info, task.pieces
+    size = info.dtype.itemsize
+    step = _elements(task.wanted, max(_STEP, result.chunk))
+    total = PlaceSum()
+    for start in range(task.start, task.stop, step):
+        stop = min(start + step, task.stop)
+        has = buffer(info.dtype.nbytes(stop - start), _FOUND_SLOT)
+        result.fill_piece(info, piece, start, stop, has)
+        total = total.plus(sum_in_box(info.shape, size, piece.box, start * size, has))
+    return total
 
 
 def _differs(task: ProofRange, piece: Piece, start: int, stop: int, by: str) -> CorruptError:

@@ -29,7 +29,7 @@ def test_pack_says_what_became_of_each_part(here: Path) -> None:
     check_golden("delta-pack.txt", done)
     assert _bytes(here / "run") == before
     assert sorted(os.listdir(here)) == ["out", "run"]
-    done = ftckpt("verify", "out", "--require", "content", cwd=here)
+    done = ftckpt("verify", "out", "--level", "content", cwd=here)
     assert done.returncode == 0, done.stderr
     same = ftckpt("diff", "out", TWO, "--stat", cwd=here)
     assert same.returncode == 0, same.stdout
@@ -98,7 +98,7 @@ def test_refusals(here: Path, words: list[str], code: int, said: str) -> None:
 def test_advice_for_a_given_storage(here: Path) -> None:
     document: dict[str, Any] = ftckpt_json(
         "delta", "pack", str(here / ONE), str(here / TWO), str(here / "out"),
-        "--storage-rate", "100KB/s",
+        "--storage-bw", "100KB/s",
     )  # fmt: skip
     validate(document)
     assert document["advice"]["pays"] is (document["ratio"] > 1)
@@ -137,5 +137,5 @@ def test_a_base_that_gc_would_not_know_to_keep(here: Path) -> None:
     command = shlex.split(said.partition(": ")[2].removesuffix(" keeps it"))
     done = ftckpt(*command[1:], cwd=here)
     assert done.returncode == 0, done.stderr
-    (pin,) = json.loads(ftckpt("pins", "run", "--json", cwd=here).stdout)["pins"]
-    assert pin["entry"] == "step-1"
+    rows = json.loads(ftckpt("ls", "run", "--json", cwd=here).stdout)["checkpoints"]
+    assert [pin["entry"] for row in rows for pin in row["pins"]] == ["step-1"]

@@ -292,7 +292,7 @@ def test_the_same_on_a_bucket(root: Path, s3_url: str) -> None:
     assert document["result"]["code"] == 0
     assert document["applied"]["dropped"] == [f"checkpoint-{s}" for s in GOING if s != 400]
     assert ended("gc", "undelete", s3_url, "800") == 0
-    assert ended("unpin", s3_url, "400") == 0
+    assert ended("pin", s3_url, "400", "--remove") == 0
     names = {d["name"]: d["keep"] for d in answer("gc", s3_url, *KEEP)["plan"]["decisions"]}
     assert not names["checkpoint-800"]
     assert not names["checkpoint-400"]

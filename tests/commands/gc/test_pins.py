@@ -1,4 +1,4 @@
-"""`ftckpt pin`, `unpin`, `pins`, `tag` and `untag`: who keeps what, from the command line."""
+"""`ftckpt pin` and `tag`: who keeps what, from the command line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import json
 import os
 import pwd
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands.golden import check_golden, ftckpt
+from tests.commands.golden import ftckpt
 from tests.commands.saves import answer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+def marks(root: str) -> list[dict[str, Any]]:
+    """Return what `ls` shows of pins and tags, also of what is gone."""
+    rows: list[dict[str, Any]] = answer("ls", root, "--all")["checkpoints"]
+    return [row for row in rows if row["pins"] or row["tags"]]
 
 
 def events(root: Path) -> list[dict[str, Any]]:
@@ -33,7 +40,10 @@ def test_a_pin_holds_a_checkpoint_until_it_is_taken_away(here: Path) -> None:
     assert document["drops"] == 0
     (row,) = [d for d in document["plan"]["decisions"] if d["name"] == "step-1"]
     assert row["reasons"] == [{"rule": "pinned", "detail": "by alice: paper"}]
-    assert answer("unpin", str(root), "1", "--owner", "alice")["pins"][0]["reason"] == "paper"
+    assert (
+        answer("pin", str(root), "1", "--remove", "--owner", "alice")["pins"][0]["reason"]
+        == "paper"
+    )
     assert answer("gc", str(root), *gc)["drops"] == 1
     said = [(e["event"], e["entry"], e["owner"], e["by"]) for e in events(root)]
     assert said == [("pinned", "step-1", "alice", ME), ("unpinned", "step-1", "alice", ME)]
@@ -43,42 +53,59 @@ def test_a_command_in_a_hint_can_be_pasted(here: Path) -> None:
     (here / "run").rename(here / "run 7")
     done = ftckpt("pin", "run 7", "5", "--reason", "paper", cwd=here)
     assert done.returncode == 9
-    assert "hint: ftckpt inspect 'run 7' lists them" in done.stderr
+    assert "hint: the nearest by number: 2\n" in done.stderr
+    done = ftckpt("pin", "run 7", "best", "--reason", "paper", cwd=here)
+    assert done.returncode == 9
+    assert "hint: ftckpt ls 'run 7' lists them" in done.stderr
 
 
 def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
     root = here / "run"
-    check_golden("pins-none.txt", ftckpt("pins", "run", cwd=here))
+    assert marks(str(root)) == []
     ftckpt("pin", "run", "1", "--reason", "figure 3", "--owner", "alice", cwd=here)
     ftckpt("pin", "run", "step-1", "--reason", "restart", "--owner", "bob", cwd=here)
     ftckpt("tag", "run", "latest", "milestone", "released", cwd=here)
     (root / "step-1").rename(here / "elsewhere")
-    done = ftckpt("pins", "run", cwd=here)
+    done = ftckpt("ls", "run", "--all", cwd=here)
     for line in done.stdout.splitlines():
         assert line == line.rstrip()
-    document = answer("pins", str(root))
-    assert [(p["owner"], p["reason"], p["present"]) for p in document["pins"]] == [
-        ("alice", "figure 3", False),
-        ("bob", "restart", False),
+    there, gone = marks(str(root))
+    assert (there["path"], there["tags"]) == (f"{root}/step-2", ["milestone", "released"])
+    assert (gone["path"], gone["class"]) == (f"{root}/step-1", "ABSENT")
+    assert [(p["owner"], p["reason"]) for p in gone["pins"]] == [
+        ("alice", "figure 3"),
+        ("bob", "restart"),
     ]
-    assert [(t["entry"], t["tags"], t["present"]) for t in document["tags"]] == [
-        ("step-2", ["milestone", "released"], True)
-    ]
-    assert "run/step-1  no" in done.stdout
-    assert "run/step-2  yes    milestone, released" in done.stdout
+    assert all(time.time() - 600 < p["time"] <= time.time() for p in gone["pins"])
+    assert "ABSENT" in done.stdout
+    assert "pin of alice: figure 3, pin of bob: restart" in done.stdout
+    assert "tag milestone, tag released" in done.stdout
+    assert [row["path"] for row in answer("ls", str(root))["checkpoints"]] == [f"{root}/step-2"]
     # What marks a checkpoint that is gone can still be taken away, by its step.
-    assert answer("unpin", str(root), "1", "--everybody")["result"]["code"] == 0
-    assert answer("pins", str(root))["pins"] == []
+    assert answer("pin", str(root), "1", "--remove", "--all")["result"]["code"] == 0
+    assert [row["path"] for row in marks(str(root))] == [f"{root}/step-2"]
+
+
+def test_a_pin_needs_no_reason(here: Path) -> None:
+    root = here / "run"
+    made = answer("pin", str(root), "1")
+    assert (made["removed"], made["pins"][0]["reason"]) == (False, "")
+    document = answer("gc", str(root), "--keep-last", "1", "--min-survivors", "1")
+    (row,) = [d for d in document["plan"]["decisions"] if d["name"] == "step-1"]
+    assert row["reasons"] == [{"rule": "pinned", "detail": f"by {ME}"}]
+    gone = answer("pin", str(root), "1", "--remove")
+    assert (gone["removed"], gone["pins"][0]["owner"]) == (True, ME)
+    assert answer("pin", str(root), "1", "--remove")["result"]["code"] == 9
 
 
 def test_nobody_takes_away_the_pin_of_another_by_accident(here: Path) -> None:
     root = here / "run"
     answer("pin", str(root), "1", "--reason", "paper", "--owner", "alice")
-    result = answer("unpin", str(root), "1")["result"]
+    result = answer("pin", str(root), "1", "--remove")["result"]
     assert (result["code"], result["hint"]) == (9, "pinned by alice: --owner says whose")
     answer("pin", str(root), "1", "--reason", "mine")
-    assert [p["owner"] for p in answer("unpin", str(root), "1")["pins"]] == [ME]
-    assert [p["owner"] for p in answer("pins", str(root))["pins"]] == ["alice"]
+    assert [p["owner"] for p in answer("pin", str(root), "1", "--remove")["pins"]] == [ME]
+    assert [p["owner"] for p in marks(str(root))[0]["pins"]] == ["alice"]
 
 
 def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
@@ -89,16 +116,18 @@ def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
     ]
     assert answer("gc", str(root), *gc)["drops"] == 1
     assert answer("gc", str(root), *gc, "--keep-tag", "milestone")["drops"] == 0
-    assert answer("untag", str(root), "1", "other")["result"]["code"] == 9
-    assert answer("untag", str(root), "1", "milestone")["result"]["code"] == 0
+    assert answer("tag", str(root), "1", "other", "--remove")["result"]["code"] == 9
+    assert answer("tag", str(root), "1", "milestone", "--remove")["result"]["code"] == 0
     assert answer("gc", str(root), *gc, "--keep-tag", "milestone")["drops"] == 1
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("pin ROOT 1", 2),
-        ("pin ROOT 1 --reason=", 2),
+        ("pin ROOT 1", 0),
+        ("pin ROOT 1 --reason=", 0),
+        ("pin ROOT 1 --all", 2),
+        ("pin ROOT 1 --remove --reason x", 2),
         ("pin ROOT 9 --reason x", 9),
         ("pin ROOT step-9 --reason x", 9),
         ("pin ROOT latest --reason x", 0),
@@ -106,14 +135,12 @@ def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
         ("pin ROOT@1 1 --reason x", 2),
         ("pin ROOT/absent 1 --reason x", 9),
         ("pin ROOT/step-1 1 --reason x", 2),
-        ("unpin ROOT 1", 9),
-        ("unpin ROOT 9", 9),
-        ("unpin ROOT 1 --owner x --everybody", 2),
+        ("pin ROOT 1 --remove", 9),
+        ("pin ROOT 9 --remove", 9),
+        ("pin ROOT 1 --remove --owner x --all", 2),
         ("tag ROOT 1", 2),
         ("tag ROOT 1 a b", 0),
-        ("untag ROOT 1 a", 9),
-        ("pins ROOT", 0),
-        ("pins ROOT/absent", 9),
+        ("tag ROOT 1 a --remove", 9),
     ],
 )
 def test_what_each_ends_with(here: Path, words: str, code: int) -> None:
@@ -140,4 +167,4 @@ def test_pins_on_a_bucket(here: Path, s3_url: str) -> None:
         if file.is_file():
             store.put(file.relative_to(here / "run").as_posix(), file.read_bytes())
     assert answer("pin", s3_url, "1", "--reason", "x")["result"]["code"] == 0
-    assert [p["path"] for p in answer("pins", s3_url)["pins"]] == [f"{s3_url}/step-1"]
+    assert [row["path"] for row in marks(s3_url)] == [f"{s3_url}/step-1"]

@@ -19,7 +19,7 @@ from ftckpt.storage import open_store
 from tests.workers.forked import run
 
 STEPS = (10, 20, 30)
-SCRIPT = 'CKPT=$("$FTCKPT" latest "$ROOT" --verify content "$@") || exit $?; printf %s "$CKPT"'
+SCRIPT = 'CKPT=$("$FTCKPT" latest "$ROOT" --level content "$@") || exit $?; printf %s "$CKPT"'
 
 
 def save(path: Path, step: int) -> None:
@@ -153,9 +153,9 @@ def test_nothing_to_restart_from(saved: Path, tmp_path: Path) -> None:
     done = job(str(root))
     assert (done.returncode, done.stdout) == (15, "")
     assert "--create-root" in done.stderr
-    for flags in (["--create-root"], ["--create-root"], []):
+    for flags, code in ((["--create-root"], 0), (["--create-root"], 0), ([], 9)):
         done = job(str(root), *flags)
-        assert (done.returncode, done.stdout) == (9, "")
+        assert (done.returncode, done.stdout) == (code, "")
 
 
 def test_structure_sees_no_flipped_bit(saved: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_structure_sees_no_flipped_bit(saved: Path, tmp_path: Path) -> None:
     flip(root / "step-30")
     code, document = latest(str(root))
     assert (code, document["step"], document["level"]) == (0, 30, "structure")
-    code, document = latest(str(root), "--verify", "content")
+    code, document = latest(str(root), "--level", "content")
     assert (code, document["step"], document["path"]) == (0, 20, f"{root}/step-20")
     assert document["format"] == "dcp"
     (skipped,) = document["skipped"]
@@ -180,9 +180,9 @@ def test_content_needs_evidence(tmp_path: Path) -> None:
         (tmp_path / f"checkpoint-{step}").mkdir()
         save_file({"w": np.zeros(3)}, str(tmp_path / f"checkpoint-{step}" / "model.safetensors"))
     assert latest(str(tmp_path))[0] == 0
-    code, document = latest(str(tmp_path), "--verify", "content")
+    code, document = latest(str(tmp_path), "--level", "content")
     assert (code, document["path"]) == (6, None)
-    code, document = latest(str(tmp_path), "--verify", "content", "--skip-unverified")
+    code, document = latest(str(tmp_path), "--level", "content", "--skip-unverified")
     assert code == 6
     assert len(document["skipped"]) == 2
 
@@ -257,7 +257,7 @@ def test_latest_imports_no_torch(saved: Path) -> None:
         "finally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "latest", str(saved), "--verify", "content"],
+        [sys.executable, "-c", script, "latest", str(saved), "--level", "content"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -283,7 +283,7 @@ def test_wrong_credentials_are_no_empty_root(saved: Path, s3_url: str) -> None:
 def test_an_empty_prefix_is_a_first_start_only_if_it_is_marked(s3_url: str) -> None:
     done = job(s3_url)
     assert (done.returncode, done.stdout) == (15, "")
-    assert job(s3_url, "--create-root").returncode == 9
+    assert job(s3_url, "--create-root").returncode == 0
     assert job(s3_url).returncode == 9
 
 

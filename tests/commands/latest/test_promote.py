@@ -110,7 +110,7 @@ def test_what_is_not_good_is_refused(root: Path) -> None:
         assert (root / "latest").read_text() == "step-10"
     assert "ftckpt seal" in document["result"]["hint"]
     words = ("promote", str(root / "checkpoint-40"), "--pointer", "latest")
-    assert ended(*words, "--verify", "structure") == 0
+    assert ended(*words, "--level", "structure") == 0
     assert (root / "latest").read_text() == "checkpoint-40"
 
 

@@ -47,7 +47,7 @@ def latest(*words: object) -> tuple[int, Any, dict[str, Any]]:
 
 def test_the_newest_of_any_tier(make: Callable[..., Path]) -> None:
     near, far = make("near", 10, 20), make("far", 10, 20, 30)
-    code, path, document = latest(near, far, "--verify", "content")
+    code, path, document = latest(near, far, "--level", "content")
     assert (code, path) == (0, f"{far}/step-30")
     assert [(t["tier"], t["away"], t["step"]) for t in document["tiers"]] == [
         (str(near), False, 20),
@@ -62,19 +62,19 @@ def test_the_newest_of_any_tier(make: Callable[..., Path]) -> None:
 def test_a_damaged_copy_gives_way_to_a_whole_one(make: Callable[..., Path]) -> None:
     near, far = make("near", 10, 20, 30), make("far", 20, 30)
     flip(near / "step-30")
-    code, path, document = latest(near, far, "--verify", "content")
+    code, path, document = latest(near, far, "--level", "content")
     assert (code, path) == (0, f"{far}/step-30")
     assert [s["name"] for s in document["skipped"]] == ["CORRUPT"]
     # Walking back goes through all tiers, step by step.
     shorten(far / "step-30")
     tear(near / "step-20")
-    assert latest(near, far, "--verify", "content")[:2] == (0, f"{far}/step-20")
-    code, path, document = latest(near, far, "--verify", "content", "--max-fallback", "0")
+    assert latest(near, far, "--level", "content")[:2] == (0, f"{far}/step-20")
+    code, path, document = latest(near, far, "--level", "content", "--max-fallback", "0")
     assert (code, path) == (4, None)
     assert "none of the newest 1 step" in document["result"]["message"]
     flip(far / "step-20")
     flip(near / "step-10")
-    code, path, document = latest(near, far, "--verify", "content")
+    code, path, document = latest(near, far, "--level", "content")
     assert (code, path) == (4, None)
     assert len(document["skipped"]) == 5
 
@@ -83,9 +83,9 @@ def test_a_copy_without_evidence_gives_way_to_a_sealed_one(make: Callable[..., P
     near, far = make("near"), make("far")
     for tier in (near, far):
         save(tier, "checkpoint-100", DAY)
-    assert latest(near, far, "--verify", "content")[0] == 6
+    assert latest(near, far, "--level", "content")[0] == 6
     assert ended("seal", str(far / "checkpoint-100")) == 0
-    assert latest(near, far, "--verify", "content")[:2] == (0, f"{far}/checkpoint-100")
+    assert latest(near, far, "--level", "content")[:2] == (0, f"{far}/checkpoint-100")
 
 
 def test_a_tier_that_is_away_may_hold_the_newest(make: Callable[..., Path], tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_tier_that_is_away_may_hold_the_newest(make: Callable[..., Path], tmp_
     assert "tier away (MISSING)" in done.stderr
     assert "may hold a newer step" in done.stderr
     # A marked root that holds nothing yet was read: it hides nothing.
-    assert ended("latest", str(tmp_path / "mount"), "--create-root") == 9
+    assert ended("latest", str(tmp_path / "mount"), "--create-root") == 0
     assert latest(near, tmp_path / "mount")[:2] == (0, f"{near}/step-20")
     # One that had a checkpoint and lost it is not a fresh one.
     (tmp_path / "mount" / "latest").write_text("step-30")
@@ -155,7 +155,7 @@ def test_tiers_without_a_checkpoint(make: Callable[..., Path]) -> None:
     near, far = make("near"), make("far")
     assert latest(near, far)[0] == 15
     for tier in (near, far):
-        assert ended("latest", str(tier), "--create-root") == 9
+        assert ended("latest", str(tier), "--create-root") == 0
     assert latest(near, far)[0] == 9  # each is known to hold none yet
     shutil.rmtree(far)
     assert latest(near, far)[0] == 15
@@ -177,7 +177,7 @@ def test_tiers_on_two_kinds_of_store(make: Callable[..., Path], s3_url: str) -> 
     for file in sorted(local.rglob("*")):
         if file.is_file():
             store.put(file.relative_to(local).as_posix(), file.read_bytes())
-    assert latest(near, s3_url, "--verify", "content")[:2] == (0, f"{s3_url}/step-30")
+    assert latest(near, s3_url, "--level", "content")[:2] == (0, f"{s3_url}/step-30")
     assert latest(near, f"{s3_url}-mistyped")[0] == 15
     code, path, _ = latest(near, s3_url, "--endpoint", "http://127.0.0.1:9", "--retry-seconds", "1")
     assert (code, path) == (10, None)
@@ -192,7 +192,7 @@ def test_a_pointer_is_followed(make: Callable[..., Path]) -> None:
     assert code == 15  # never a first start
     assert "ftckpt promote" in document["result"]["hint"]
     assert ended("promote", str(root / "step-20")) == 0
-    words = (root, "--pointer", "last-known-good", "--verify", "content")
+    words = (root, "--pointer", "last-known-good", "--level", "content")
     assert latest(*words)[:2] == (0, f"{root}/step-20")
     assert "last-known-good" in latest(root, "--pointer", "last-known-god")[2]["result"]["hint"]
     # Damage is not walked over unless that is asked for.

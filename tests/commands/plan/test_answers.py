@@ -31,14 +31,15 @@ def plan(line: str) -> dict[str, Any]:
         ),
         (
             "plan-money",
-            "plan --preset llama3 --params 405B --storage-bw 2TB/s --step-time 4.2s "
-            "--gpu-hour 2.33 --tb-month 20 --run 54d --keep-every 10",
+            "plan --preset llama3 --params 405B --storage-bw 2TB/s --set step-time=4.2s "
+            "--gpu-hour 2.33 --set tb-month=20 --run 54d --keep-every 10",
         ),
         (
             "plan-bounds",
             "plan --failures 419/54d --gpus 16384 --bytes 5.7TB --snapshot 1.5s --flush 40s "
-            "--slowdown 2% --max-loss 3m --max-overhead 1% --host-ram 4GB --detection-latency 1h "
-            "--step-time 4.2s",
+            "--set slowdown=2% --max-loss 3m --set max-overhead=1% --set "
+            "host-ram=4GB --set detection-latency=1h "
+            "--set step-time=4.2s",
         ),
         (
             "plan-tiers",
@@ -47,22 +48,23 @@ def plan(line: str) -> dict[str, Any]:
         ),
         (
             "plan-parts",
-            "plan --gpus 4096 --gpu-mtbf 25000h --host-mtbf 8000h --switches 32 "
-            "--switch-mtbf 100000h --component cdu=8@9%/y --job-mtbf 40h --burn-in 1.3 --save 60s",
+            "plan --gpus 4096 --gpu-mtbf 25000h --set host-mtbf=8000h --set switches=32 "
+            "--set switch-mtbf=100000h --component cdu=8@9%/y --set "
+            "job-mtbf=40h --set burn-in=1.3 --save 60s",
         ),
         ("plan-terminal", "plan --mtbf 3h --save 60s --restart 8m --plot -"),
-        ("plan-presets", "plan --presets"),
+        ("plan-presets", "plan --preset list"),
         ("plan-sweep", "plan sweep --over gpus=1k..128k --gpu-mtbf 50000h --save 60s --restart 8m"),
         ("plan-matrix", "plan sweep --over mtbf=1h..8h --over save=10s..160s"),
         (
             "plan-elastic",
-            "plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3 --reshard 6m",
+            "plan elastic --from 64 --to 48 --batch 2048 --lr 1e-3 --restart 6m",
         ),
         (
             "plan-compress",
-            "plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 1.5GB/s",
+            "plan compress --bytes 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 1.5GB/s",
         ),
-        ("plan-risk", "plan risk --gpus 16384 --afr 50000h --days 54 --restart 10m"),
+        ("plan-risk", "plan risk --gpus 16384 --gpu-mtbf 50000h --run 54d --restart 10m"),
     ],
 )
 def test_answers_are_as_kept(name: str, line: str) -> None:
@@ -94,10 +96,10 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --mtbf 3h", "nothing says what a save costs"),
         ("plan --mtbf 3h --save 60s --flush 60s", "--save is a blocking save"),
         ("plan --mtbf 3h --flush 60s", "--flush needs the snapshot"),
-        ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 100%", "a blocking save"),
-        ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 101%", "--slowdown"),
-        ("plan --mtbf 3h --save 60s --slowdown 101%", "--slowdown 101%"),
-        ("plan --mtbf 3h --tier name=s,cost=60s --slowdown 101%", "--slowdown 101%"),
+        ("plan --mtbf 3h --snapshot 1s --flush 60s --set slowdown=100%", "a blocking save"),
+        ("plan --mtbf 3h --snapshot 1s --flush 60s --set slowdown=101%", "--set slowdown"),
+        ("plan --mtbf 3h --save 60s --set slowdown=101%", "--set slowdown=101%"),
+        ("plan --mtbf 3h --tier name=s,cost=60s --set slowdown=101%", "--set slowdown=101%"),
         ("plan --gpus 8 --gpu-mtbf 9% --save 60s", "%/y (AFR)"),
         ("plan --mtbf 3h --failures 4/5d --save 60s", "--mtbf and --failures"),
         ("plan --failures 0/54d --save 60s", "nothing ever fails"),
@@ -106,41 +108,47 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --preset nope --save 60s", "llama3"),
         ("plan --preset rsc1 --save 60s", "--gpus"),
         ("plan --gpu-mtbf 5h --save 60s", "how many there are"),
-        ("plan --hosts 5 --mtbf 3h --save 60s", "--host-mtbf"),
+        ("plan --set hosts=5 --mtbf 3h --save 60s", "--set host-mtbf"),
         ("plan --component x --save 60s", "name=N@RATE"),
         ("plan --mtbf 3h --params 7B", "nothing says what a save costs"),
         ("plan --mtbf 3h --storage-bw 5GB/s", "the size of a checkpoint"),
-        ("plan --mtbf 3h --params 7B --write-bw 5GB/s", "--ranks"),
+        ("plan --mtbf 3h --params 7B --set write-bw=5GB/s", "--set ranks"),
         ("plan --mtbf 3h --params 7B --bytes 5GB --storage-bw 5GB/s", "--bytes and --params"),
-        ("plan --mtbf 3h --params 7B --bytes-per-param int4 --storage-bw 5GB/s", "adamw"),
+        ("plan --mtbf 3h --params 7B --set bytes-per-param=int4 --storage-bw 5GB/s", "adamw"),
         ("plan --mtbf 3h --tier ram --tier name=s,cost=60s", "this is not a tier"),
         ("plan --mtbf 3h --tier name=a,cost=1s --tier name=s,cost=60s", "which failures"),
         ("plan --mtbf 3h --tier name=a,cost=1s,replicas=2 --tier name=s,cost=60s", "--gpus"),
         ("plan --mtbf 3h --tier name=a,cost=1s,covers=78%", "no tier cures every failure"),
         ("plan --mtbf 3h --tier name=s,cost=60s --save 60s", "--tier and --save"),
-        ("plan --mtbf 3h --save 60s --verify-cost 5s", "--silent-mtbf"),
-        ("plan --mtbf 3h --save 60s --notice 120s", "--preempt-mtbf"),
-        ("plan --mtbf 3h --save 60s --law weibull:0.7", "--simulate"),
-        ("plan --mtbf 3h --save 60s --law pareto --simulate", "weibull:0.7"),
+        ("plan --mtbf 3h --save 60s --set verify-cost=5s", "--set silent-mtbf"),
+        ("plan --mtbf 3h --save 60s --set notice=120s", "--set preempt-mtbf"),
+        ("plan --mtbf 3h --save 60s --set law=weibull:0.7", "--simulate"),
+        ("plan --mtbf 3h --save 60s --set law=pareto --simulate", "weibull:0.7"),
         ("plan --mtbf 3h --save 60s --plot x.pdf", ".png, .svg or .html"),
         ("plan --mtbf 3h --save 60s --gpu-hour 2", "--gpus"),
-        ("plan --gpus 8 --mtbf 3h --save 60s --gpu-hour 2 --tb-month 2EUR", "EUR and USD"),
-        ("plan --mtbf 3h --save 60s --host-ram 5GB", "--host-ram needs"),
+        ("plan --gpus 8 --mtbf 3h --save 60s --gpu-hour 2 --set tb-month=2EUR", "EUR and USD"),
+        ("plan --mtbf 3h --save 60s --set host-ram=5GB", "--set host-ram needs"),
         ("plan --mtbf 3h --save 60s --from a --from-log b", "give one"),
-        ("plan sweep --over save=1s..9s --mtbf 3h --weights-between 2", "of one plan"),
-        ("plan --mtbf 3h --save 60s --rewarm 5m", "--rewarm needs --weights-between"),
-        ("plan --mtbf 3h --save 60s --weights-between 2 --bytes-per-param 14", "weights-only save"),
-        ("plan --mtbf 3h --tier name=s,cost=60s --weights-between 2", "not planned for together"),
-        ("plan --mtbf 3h --save 60s --read-bw 1GB/s", "--read-bw needs the size"),
-        ("plan --mtbf 3h --save 60s --ageing gpu=0.7", "add --simulate"),
-        ("plan --mtbf 3h --save 60s --simulate --ageing job=0.7", "nothing says how many"),
-        ("plan --mtbf 3h --save 60s --simulate --ageing gpu=0.7", "how often these fail"),
+        ("plan sweep --over save=1s..9s --mtbf 3h --set weights-between=2", "of one plan"),
+        ("plan --mtbf 3h --save 60s --set rewarm=5m", "--set rewarm needs --set weights-between"),
         (
-            "plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --ageing gpu=9 --burn-in 2",
+            ("plan --mtbf 3h --save 60s --set weights-between=2 --set bytes-per-param=14"),
+            "weights-only save",
+        ),
+        (
+            ("plan --mtbf 3h --tier name=s,cost=60s --set weights-between=2"),
+            "not planned for together",
+        ),
+        ("plan --mtbf 3h --save 60s --set read-bw=1GB/s", "--set read-bw needs the size"),
+        ("plan --mtbf 3h --save 60s --set ageing=gpu=0.7", "add --simulate"),
+        ("plan --mtbf 3h --save 60s --simulate --set ageing=job=0.7", "nothing says how many"),
+        ("plan --mtbf 3h --save 60s --simulate --set ageing=gpu=0.7", "how often these fail"),
+        (
+            "plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --set ageing=gpu=9 --set burn-in=2",
             "new parts",
         ),
-        ("plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --ageing gpu", "above zero"),
-        ("plan --mtbf 3h --save 9s --simulate --law weibull:2 --ageing gpu=2", "give one"),
+        ("plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --set ageing=gpu", "above zero"),
+        ("plan --mtbf 3h --save 9s --simulate --set law=weibull:2 --set ageing=gpu=2", "give one"),
         ("plan sweep --over gpus", "this is not a range"),
         ("plan sweep --over gpu=1..2", "one of gpus, mtbf"),
         ("plan sweep --over gpus=8..8", "must rise"),
@@ -148,12 +156,12 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan sweep --over save=1s..2s --points 1 --mtbf 3h", "--points"),
         ("plan sweep --over save=1s..2s --over save=1s..2s --mtbf 3h", "given twice"),
         ("plan sweep --over a --over b --over c", "one or two"),
-        ("plan elastic --from-gpus 64 --to-gpus 48 --batch 2047 --lr 1", "does not divide"),
-        ("plan elastic --from-gpus 6 --to-gpus 6 --batch 6 --lr 1 --reshard 1s", "no GPU was lost"),
-        ("plan compress --size 5 --ratio 2 --codec-bw 1GB/s --storage-bw 1GB/s", "5TB"),
-        ("plan risk --gpus 5 --afr 0% --days 3", "above zero"),
-        ("plan risk --gpus 5 --afr 5% --days nan", "--days"),
-        ("plan risk --gpus 5 --afr 5% --days -1", "--days"),
+        ("plan elastic --from 64 --to 48 --batch 2047 --lr 1", "does not divide"),
+        ("plan elastic --from 6 --to 6 --batch 6 --lr 1 --restart 1s", "no GPU was lost"),
+        ("plan compress --bytes 5 --ratio 2 --codec-bw 1GB/s --storage-bw 1GB/s", "5TB"),
+        ("plan risk --gpus 5 --gpu-mtbf 0% --run 3d", "above zero"),
+        ("plan risk --gpus 5 --gpu-mtbf 5% --run nan", "--run"),
+        ("plan risk --gpus 5 --gpu-mtbf 5% --run=-1d", "--run"),
     ],
 )
 def test_nonsense_is_a_sentence_and_2(
@@ -186,11 +194,13 @@ def test_what_a_rule_predicts_is_for_the_interval_given() -> None:
 
 
 def test_a_size_and_bandwidths_give_the_save() -> None:
-    inputs = plan("--mtbf 3h --params 1T --ranks 8000 --snapshot-bw 25GB/s --storage-bw 500GB/s")
+    inputs = plan(
+        "--mtbf 3h --params 1T --set ranks=8000 --set snapshot-bw=25GB/s --storage-bw 500GB/s"
+    )
     assert inputs["inputs"]["bytes"] == 14e12
     assert inputs["inputs"]["save_s"] == pytest.approx(0.07)
     assert inputs["inputs"]["flush_s"] == pytest.approx(28.0)
-    slow = plan("--mtbf 3h --params 671B --ranks 2 --write-bw 40Gb/s --storage-bw 80GB/s")
+    slow = plan("--mtbf 3h --params 671B --set ranks=2 --set write-bw=40Gb/s --storage-bw 80GB/s")
     assert slow["inputs"]["save_s"] == pytest.approx(939.4)
     assert any("2 ranks set the pace" in remark for remark in slow["remarks"])
 
@@ -210,7 +220,10 @@ def test_a_preset_is_scaled_and_says_so() -> None:
 
 
 def test_a_simulation_agrees_and_is_repeatable() -> None:
-    line = "--mtbf 3h --save 60s --restart 5m --simulate --runs 40 --failures-per-run 100 --seed 3"
+    line = (
+        "--mtbf 3h --save 60s --restart 5m --simulate --runs 40 "
+        "--set failures-per-run=100 --set seed=3"
+    )
     first, second = plan(line), plan(line)
     assert first["simulation"] == second["simulation"]
     assert first["simulation"]["agrees"] is True
@@ -222,7 +235,10 @@ def test_a_simulation_agrees_and_is_repeatable() -> None:
 def test_failures_from_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "gaps.txt"
     trace.write_text("# hours between failures\n1h\n\n2h  # a cable\n90m\n")
-    line = f"--mtbf 90m --save 60s --simulate --runs 4 --failures-per-run 30 --law trace:{trace}"
+    line = (
+        "--mtbf 90m --save 60s --simulate --runs 4 --set "
+        f"failures-per-run=30 --set law=trace:{trace}"
+    )
     assert plan(line)["simulation"]["law"] == "trace of 3 failures"
     trace.write_text("1h\n5400\n")
     done = ftckpt("plan", *shlex.split(line))
@@ -231,7 +247,7 @@ def test_failures_from_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_broken_constraint_is_a_warning() -> None:
-    done = ftckpt(*shlex.split("plan --mtbf 3h --save 60s --max-overhead 1% --max-loss 5m"))
+    done = ftckpt(*shlex.split("plan --mtbf 3h --save 60s --set max-overhead=1% --max-loss 5m"))
     assert done.returncode == 0
     assert "warning: does not hold: saving overhead" in done.stderr
 
@@ -267,7 +283,7 @@ def test_from_a_root(tmp_path: Path) -> None:
 
 def test_what_is_typed_wins_over_what_was_measured(tmp_path: Path) -> None:
     root = saved_root(tmp_path / "ckpt")
-    answer = plan(f"--from {root} --mtbf 3h --save 45s --bytes 1GB --step-time 2s")
+    answer = plan(f"--from {root} --mtbf 3h --save 45s --bytes 1GB --set step-time=2s")
     assert answer["inputs"]["save_s"] == 45.0
     assert (answer["inputs"]["bytes"], answer["inputs"]["step_s"]) == (1e9, 2.0)
 
@@ -290,11 +306,15 @@ def test_from_a_log(tmp_path: Path) -> None:
 
 
 def test_a_recovery_is_detection_start_and_load() -> None:
-    line = "--mtbf 3h --bytes 6TB --storage-bw 100GB/s --read-bw 200GB/s --restart 2m --detect 1m"
+    line = (
+        "--mtbf 3h --bytes 6TB --storage-bw 100GB/s --set read-bw=200GB/s --restart 2m --detect 1m"
+    )
     answer = plan(line)
     assert answer["inputs"]["load_s"] == 30
     assert (answer["inputs"]["restart_s"], answer["inputs"]["start_s"]) == (150, 120)
-    alone = plan(line.replace("--read-bw 200GB/s ", "").replace("--restart 2m", "--restart 150s"))
+    alone = plan(
+        line.replace("--set read-bw=200GB/s ", "").replace("--restart 2m", "--restart 150s")
+    )
     assert answer["goodput"]["value"] == alone["goodput"]["value"]
     assert "reading twice as fast" in [one["change"] for one in answer["improvements"]]
 
@@ -302,24 +322,29 @@ def test_a_recovery_is_detection_start_and_load() -> None:
 def test_a_load_that_a_log_already_holds_is_not_added(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text('{"event": "failure", "time": 9e8, "detect": 60, "restart": 300}\n' * 2)
-    line = f"--from-log {log} --mtbf 3h --bytes 6TB --storage-bw 1TB/s --read-bw 1TB/s"
+    line = f"--from-log {log} --mtbf 3h --bytes 6TB --storage-bw 1TB/s --set read-bw=1TB/s"
     assert plan(line)["result"]["code"] == 2
     assert plan(f"{line} --restart 4m")["inputs"]["restart_s"] == 246
 
 
 def test_what_weights_between_full_saves_are_worth() -> None:
-    weights = plan("--mtbf 3h --save 70s --weights-between 3 --rewarm 1m")["weights"]
+    weights = plan("--mtbf 3h --save 70s --set weights-between=3 --set rewarm=1m")["weights"]
     assert weights["save_s"] == pytest.approx(10)  # 2 of 14 bytes
     assert weights["gain"] > weights["cost"] > 0
-    assert plan("--mtbf 3h --save 70s --weights-between 3")["weights"]["gain"] == 0
+    assert plan("--mtbf 3h --save 70s --set weights-between=3")["weights"]["gain"] == 0
 
 
 def test_errors_that_are_noticed_late_are_planned_and_simulated() -> None:
-    line = "--mtbf 3h --save 60s --silent-mtbf 30h --detection-latency 2h --keep-last 3 --simulate"
-    answer = plan(f"{line} --restart 5m --runs 20 --failures-per-run 200")
+    line = (
+        "--mtbf 3h --save 60s --set silent-mtbf=30h --set "
+        "detection-latency=2h --keep-last 3 --simulate"
+    )
+    answer = plan(f"{line} --restart 5m --runs 20 --set failures-per-run=200")
     assert answer["simulation"]["agrees"]
     assert 0 < answer["simulation"]["unreached"] < 1
-    verified = plan("--mtbf 3h --save 60s --silent-mtbf 30h --verify-cost 20s --simulate --runs 20")
+    verified = plan(
+        "--mtbf 3h --save 60s --set silent-mtbf=30h --set verify-cost=20s --simulate --runs 20"
+    )
     assert verified["simulation"]["agrees"]
     assert verified["simulation"]["unreached"] is None
 
@@ -355,7 +380,7 @@ def test_a_sweep_says_where_it_cannot_go_on() -> None:
 
 
 def test_what_depends_on_the_swept_input_follows_it() -> None:
-    line = "plan sweep --over gpus=8..64 --host-mtbf 8000h --params 7B --write-bw 1GB/s"
+    line = "plan sweep --over gpus=8..64 --set host-mtbf=8000h --params 7B --set write-bw=1GB/s"
     rows = ftckpt_json(*shlex.split(line))["rows"]
     assert [row["gpus"] for row in rows] == [8, 16, 32, 64]
     for row in rows:
@@ -371,6 +396,6 @@ def test_points_are_evenly_spaced_on_a_logarithmic_scale() -> None:
 
 
 def test_risk_without_checkpoints_does_not_overflow() -> None:
-    answer = ftckpt_json(*shlex.split("plan risk --gpus 1M --afr 1h --days 3650"))
+    answer = ftckpt_json(*shlex.split("plan risk --gpus 1M --gpu-mtbf 1h --run 3650d"))
     assert answer["probability"] == 1.0
     assert answer["log10_completion_s"] > 1e9

@@ -82,7 +82,7 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_simulated_points_stand_in_the_numbers(tmp_path: Path) -> None:
-    size = "--simulate --runs 20 --failures-per-run 50"
+    size = "--simulate --runs 20 --set failures-per-run=50"
     done = ftckpt(*shlex.split(f"{WASTE} {size}"), "--plot", tmp_path / "w.png")
     assert done.returncode == 0
     points = [row for row in table(tmp_path / "w.csv") if row["simulated_waste"]]

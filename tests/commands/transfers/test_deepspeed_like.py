@@ -40,7 +40,7 @@ def test_a_checkpoint_for_the_job_that_saved_the_example(here: Path) -> None:
     assert document["like"].endswith("new/global_step0")
     assert document["proof"]["tensors"] > 0
     assert contents(here / "new") == before
-    assert ftckpt("verify", "out", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "out", "--level", "content", cwd=here).returncode == 0
     back = ("convert", "out", "back", "--like", "run/global_step2")
     assert ftckpt(*back, cwd=here).returncode == 0
     files = {*os.listdir(here / "run/global_step2"), "ftckpt.manifest.json"}

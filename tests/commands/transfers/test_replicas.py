@@ -35,7 +35,7 @@ def test_copy_says_what_it_checked(here: Path) -> None:
     check_golden("copy-sealed.txt", ftckpt("copy", "out", "again", "--no-proof", cwd=here))
     check_golden("copy-there.txt", ftckpt("copy", "out", "again", cwd=here))
     assert sorted(os.listdir(here)) == ["again", "out", "run"]
-    assert ftckpt("verify", "again", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "again", "--level", "content", cwd=here).returncode == 0
 
 
 def test_the_newest_into_a_directory_with_what_lies_beside(here: Path) -> None:
@@ -82,7 +82,7 @@ def test_repair_lists_then_mends(replica: Path) -> None:
     validate(document)
     assert (document["done"], document["fetched"]) == (True, document["bytes_damaged"])
     assert Path(replica / document["kept"]).is_dir()
-    assert ftckpt("verify", "sealed/step-2", "--require", "content", cwd=replica).returncode == 0
+    assert ftckpt("verify", "sealed/step-2", "--level", "content", cwd=replica).returncode == 0
     check_golden("repair-sound.txt", ftckpt(*words, cwd=replica))
     # What is kept is no candidate for a restart.
     assert ftckpt("latest", "sealed", cwd=replica).stdout == "sealed/step-2\n"
@@ -148,7 +148,7 @@ def test_nobody_reads_the_answer(here: Path) -> None:
     )
     assert done.stdout.strip() in ("0", "141")
     assert "Traceback" not in done.stderr
-    assert ftckpt("verify", "out", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "out", "--level", "content", cwd=here).returncode == 0
 
 
 @pytest.mark.s3
@@ -157,7 +157,7 @@ def test_from_disk_to_s3_mended_there_and_back(replica: Path, s3_url: str) -> No
 
     done = ftckpt("copy", "run@latest", f"{s3_url}/", cwd=replica)
     assert done.returncode == 0, done.stderr
-    assert ftckpt("verify", f"{s3_url}/step-2", "--require", "content").returncode == 0
+    assert ftckpt("verify", f"{s3_url}/step-2", "--level", "content").returncode == 0
     upload_tree(replica / "sealed" / "step-2", f"{s3_url}/damaged")
     words = ("repair", f"{s3_url}/damaged", "--from", "replica")
     assert ftckpt(*words, cwd=replica).returncode == 2
@@ -165,7 +165,7 @@ def test_from_disk_to_s3_mended_there_and_back(replica: Path, s3_url: str) -> No
     assert done.returncode == 0, done.stderr
     done = ftckpt("copy", f"{s3_url}/mended", "back", cwd=replica)
     assert done.returncode == 0, done.stderr
-    assert ftckpt("verify", "back", "--require", "content", cwd=replica).returncode == 0
+    assert ftckpt("verify", "back", "--level", "content", cwd=replica).returncode == 0
 
 
 def test_a_delta_is_copied_with_what_it_is_upon(here: Path) -> None:
@@ -179,6 +179,6 @@ def test_a_delta_is_copied_with_what_it_is_upon(here: Path) -> None:
     validate(document)
     assert [base["destination"] for base in document["bases"]] == ["tier/step-1"]
     shutil.rmtree(here / "run")
-    assert ftckpt("verify", "tier/step-3", "--require", "content", cwd=here).returncode == 0
+    assert ftckpt("verify", "tier/step-3", "--level", "content", cwd=here).returncode == 0
     again = ftckpt("diff", "tier/step-3", "tier/step-1", "--json", cwd=here)
     assert again.returncode == 3, again.stderr  # its tensors can be read: the base was found

@@ -42,7 +42,7 @@ def test_convert_says_what_it_wrote_and_proved(here: Path) -> None:
     before = _bytes(here / "run")
     check_golden("convert.txt", ftckpt("convert", STEP, "out", "--to", "safetensors", cwd=here))
     assert _bytes(here / "run") == before
-    done = ftckpt("verify", "out", "--require", "content", cwd=here)
+    done = ftckpt("verify", "out", "--level", "content", cwd=here)
     assert done.returncode == 0, done.stderr
     back = ftckpt("convert", "out", "back", "--to", "dcp", cwd=here)
     assert back.returncode == 0, back.stderr
@@ -129,7 +129,7 @@ def test_one_file_of_weights(here: Path) -> None:
     from safetensors.torch import load_file
 
     assert load_file(here / "one.safetensors")
-    done = ftckpt("verify", "one.safetensors", "--require", "content", cwd=here)
+    done = ftckpt("verify", "one.safetensors", "--level", "content", cwd=here)
     assert done.returncode == 0, done.stderr
 
 
@@ -220,7 +220,7 @@ def test_nobody_reads_the_answer(large: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("0", "141")
     assert "Traceback" not in done.stderr
-    assert ftckpt("verify", out, "--require", "content").returncode == 0
+    assert ftckpt("verify", out, "--level", "content").returncode == 0
 
 
 def test_a_disk_that_is_full_is_said_before_the_work(large: Path) -> None:
@@ -244,12 +244,12 @@ def test_a_user_may_name_a_directory_with_a_slash(here: Path) -> None:
 def test_from_disk_to_s3_and_back(here: Path, s3_url: str) -> None:
     there = f"{s3_url}/step-2"
     assert ftckpt("convert", STEP, there, "--to", "safetensors", cwd=here).returncode == 0
-    assert ftckpt("verify", there, "--require", "content").returncode == 0
+    assert ftckpt("verify", there, "--level", "content").returncode == 0
     done = ftckpt("convert", there, "back", "--to", "dcp", cwd=here)
     assert done.returncode == 0, done.stderr
     single = ftckpt("convert", STEP, f"{s3_url}/one.pt", "--to", "torchsave", cwd=here)
     assert single.returncode == 0, single.stderr
-    assert ftckpt("verify", f"{s3_url}/one.pt", "--require", "content").returncode == 0
+    assert ftckpt("verify", f"{s3_url}/one.pt", "--level", "content").returncode == 0
 
 
 def test_every_copy_of_a_plan_is_for_those_who_ask(here: Path) -> None:

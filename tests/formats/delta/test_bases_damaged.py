@@ -58,7 +58,7 @@ def test_a_damaged_namesake_of_a_base_condemns_nothing(root: Path, tmp_path: Pat
         "delta info run/step-1010",
         "delta unpack run/step-1010 one",
         "delta unpack run/step-1010 two --base run/step-1000",
-        "latest run --verify content",
+        "latest run --level content",
     ):
         done = ftckpt(*line.split(), cwd=tmp_path)
         assert done.returncode == 0, (line, done.stderr)

@@ -179,7 +179,7 @@ class TestOperations:
         assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
 
     def test_latest_and_selectors(self, run: Path) -> None:
-        assert api.latest(str(run), verify="content").path == str(run / "step-3")
+        assert api.latest(str(run), level="content").path == str(run / "step-3")
         assert api.open_checkpoint(f"{run}@2").step == 2
         assert api.open_checkpoint(f"{run}@latest").step == 3
 
@@ -544,7 +544,7 @@ class TestHostile:
 def test_latest_walks_over_a_corrupt_chain(run: Path) -> None:
     file = run / "step-2" / "00000.blocks"
     flip(file, file.stat().st_size // 2)
-    chosen = api.latest(str(run), verify="content")
+    chosen = api.latest(str(run), level="content")
     assert chosen.path == str(run / "step-1")
 
 

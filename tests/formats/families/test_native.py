@@ -626,7 +626,7 @@ def test_a_checklist_without_the_weights_is_no_evidence_of_them(
     torch.save({"norm.weight": torch.ones(8)}, weights, _use_new_zipfile_serialization=zipped)
     lines = (folder / "checklist.chk").read_text().splitlines(keepends=True)
     (folder / "checklist.chk").write_text("".join(x for x in lines if weights.name not in x))
-    found = ftckpt_json("verify", str(folder), "--require", "content")["result"]
+    found = ftckpt_json("verify", str(folder), "--level", "content")["result"]
     assert found["code"] == (0 if zipped else 6), found
     said = "or its records their CRC-32" if zipped else f"no digest or CRC covers {weights.name}"
     assert said in found["message"]

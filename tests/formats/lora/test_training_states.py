@@ -112,7 +112,7 @@ def test_the_files_of_another_folder_go_with_the_weights(tmp_path: Path) -> None
         "config.json", "ftckpt.manifest.json", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
     assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
-    assert ftckpt.verify(str(out), require="content").code == 0
+    assert ftckpt.verify(str(out), level="content").code == 0
     (other / "config.json").unlink()
     with pytest.raises(NotFoundError, match=r"no config\.json"):
         ftckpt.convert(str(base), str(tmp_path / "o"), "safetensors", beside=str(other))

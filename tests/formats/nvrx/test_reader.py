@@ -80,7 +80,7 @@ def test_two_nodes(name: str, tmp_path: Path) -> None:
     replicated = name == "two"
     also = ("--also", second)
     assert ftckpt_json("latest", first)["result"]["code"] == (0 if replicated else 5)
-    found = ftckpt_json("latest", first, *also, "--verify", "values")
+    found = ftckpt_json("latest", first, *also, "--level", "values")
     assert (found["path"], found["step"]) == (f"{first}@20", 20)
     for step in (10, 20):
         answer = ftckpt_json("verify", f"{first}@{step}", *also, "--level", "values")
@@ -108,7 +108,7 @@ def test_a_copy_is_a_session(tmp_path: Path) -> None:
     ours, theirs, _ = _unpacked("one", tmp_path)
     out = str(tmp_path / "copy")
     ftckpt.copy(f"{ours}@20", out, also=[str(theirs)])
-    assert ftckpt.verify(out, require="content").code == 0
+    assert ftckpt.verify(out, level="content").code == 0
     assert sorted(p.name for p in Path(out).iterdir() if p.is_dir() and p.name.isdecimal()) == list(
         "0123"
     )

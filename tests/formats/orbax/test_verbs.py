@@ -64,11 +64,11 @@ def test_every_verb(root: Root) -> None:
     assert here("verify", f"{at}/40").code == 5
     assert here("verify", f"{at}/30").code == 0
     # Orbax's chunks have no checksum: content counts as checked when it is sealed.
-    found = here("latest", at, "--verify", "content")
+    found = here("latest", at, "--level", "content")
     assert (found.code, "40" in found.stderr) == (6, True)
     for step in (20, 30):
         assert here("seal", f"{at}/{step}").code == 0
-    found = here("latest", at, "--verify", "content")
+    found = here("latest", at, "--level", "content")
     assert found.code == 0
     assert str(found.document["path"]).endswith("/30")
     assert ftckpt.diff(f"{at}/20", f"{at}/30").code is ExitCode.DIFFERENT
@@ -85,7 +85,7 @@ def test_every_verb(root: Root) -> None:
     node = next((DATA / "30" / "state" / "d").iterdir())
     root.write(f"30/state/d/{node.name}", node.read_bytes()[:-1] + b"\0")
     assert here("verify", f"{at}/30").code == 4
-    found = here("latest", at, "--verify", "content")
+    found = here("latest", at, "--level", "content")
     assert (found.code, str(found.document["path"]).endswith("/20")) == (0, True)
     repair = ("repair", f"{at}/30", "--from", f"{root.beside}/replica/30")
     if on_s3:  # no name of an object store is given to other bytes

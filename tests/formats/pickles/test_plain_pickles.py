@@ -81,8 +81,8 @@ def test_one_beside_checkpoints_is_one_of_them(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(3)}, "step": 5}, tmp_path / "ckpt_5.pt")
     (tmp_path / "best_model.pkl").write_bytes(pickle.dumps(PLAIN["tensors"]))
     assert ftckpt_json("latest", str(tmp_path))["step"] == 100
-    assert result("latest", tmp_path, "--verify", "content")[0] == 6
-    answer = ftckpt_json("latest", str(tmp_path), "--verify", "content", "--skip-unverified")
+    assert result("latest", tmp_path, "--level", "content")[0] == 6
+    answer = ftckpt_json("latest", str(tmp_path), "--level", "content", "--skip-unverified")
     assert answer["path"] == str(tmp_path / "ckpt_5.pt")
 
 

@@ -88,7 +88,7 @@ def test_latest_walks_back_over_a_set_that_lost_a_rank(tmp_path: Path) -> None:
     old = saved(tmp_path / "step-100", lambda rank: {"world_size": 8, "rank": rank, "step": 100})
     saved(tmp_path / "step-200", lambda rank: {"world_size": 8, "rank": rank, "step": 200}, 7)
     for level in ("structure", "content"):
-        answer = ftckpt_json("latest", str(tmp_path), "--verify", level)
+        answer = ftckpt_json("latest", str(tmp_path), "--level", level)
         assert (answer["result"]["code"], answer["path"]) == (ExitCode.OK, str(old))
     answer = ftckpt_json("verify", str(tmp_path / "step-200"))
     assert answer["result"]["code"] == ExitCode.INCOMPLETE

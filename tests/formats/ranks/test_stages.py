@@ -56,7 +56,7 @@ def test_each_step_of_a_directory_is_a_checkpoint(root: Path) -> None:
             assert (checkpoint.format, checkpoint.step) == ("ranks", step)
             assert len(list(checkpoint.members())) == 2
             assert {"embed.weight", "norm.weight"} < set(checkpoint.tensors)
-    answer = ftckpt_json("latest", str(root), "--verify", "content")
+    answer = ftckpt_json("latest", str(root), "--level", "content")
     assert (answer["path"], answer["step"]) == (str(root / FIRST.format(300)), 300)
     assert code_of("verify", f"{root}@100", "--level", "content") == 0
 
@@ -64,10 +64,10 @@ def test_each_step_of_a_directory_is_a_checkpoint(root: Path) -> None:
 def test_a_lost_stage_is_no_checkpoint(root: Path) -> None:
     (root / "checkpoint_step300_stage1.pt").unlink()
     assert code_of("verify", root / FIRST.format(300)) == ExitCode.INCOMPLETE
-    answer = ftckpt_json("latest", str(root), "--verify", "structure")
+    answer = ftckpt_json("latest", str(root), "--level", "structure")
     assert answer["path"] == str(root / FIRST.format(200))
     (root / "checkpoint_step200_stage0.pt").unlink()
-    answer = ftckpt_json("latest", str(root), "--verify", "structure")
+    answer = ftckpt_json("latest", str(root), "--level", "structure")
     assert answer["path"] == str(root / FIRST.format(100))
 
 

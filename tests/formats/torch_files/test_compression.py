@@ -164,7 +164,7 @@ def test_a_root_of_compressed_stages(tmp_path: Path) -> None:
     for step in (100, 200):
         make_by_hand.stages(root, step)
     pack_all(root, "lz4")
-    answer = ftckpt_json("latest", str(root), "--verify", "content")
+    answer = ftckpt_json("latest", str(root), "--level", "content")
     assert answer["step"] == 200
     (root / "checkpoint_step200_stage1.pt.lz4").unlink()
     assert ftckpt_json("latest", str(root))["step"] == 100

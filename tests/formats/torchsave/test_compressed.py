@@ -73,7 +73,7 @@ def code_of(*arguments: str | Path) -> int:
 def test_every_verb_takes_it_for_a_checkpoint_of_its_root(root: Path, tmp_path: Path) -> None:
     newest = root / "ckpt_200.pt.lz4"
     for level in ("content", "values"):
-        answer = ftckpt_json("latest", str(root), "--verify", level)
+        answer = ftckpt_json("latest", str(root), "--level", level)
         assert (answer["path"], answer["step"]) == (str(newest), 200)
     assert ftckpt_json("inspect", str(newest))["format"] == "torchsave"
     assert code_of("diff", root / "ckpt_100.pt.zst", root / "ckpt_100.pt.zst") == 0

@@ -87,7 +87,7 @@ def test_parameters_and_moments_are_those_in_memory(kind: str, tmp_path: Path) -
 @EVERY
 def test_a_step_is_one_checkpoint_of_its_root(kind: str, tmp_path: Path) -> None:
     path = of(kind, tmp_path)
-    latest = ftckpt("latest", str(path.parent), "--verify", "content", cwd=tmp_path)
+    latest = ftckpt("latest", str(path.parent), "--level", "content", cwd=tmp_path)
     assert latest.stdout.strip() == str(path)
     plan = ftckpt("gc", str(path.parent), "--keep-last", "1", "--min-survivors", "1", "--json",
                   cwd=tmp_path)  # fmt: skip
@@ -107,7 +107,7 @@ def test_a_copy_has_every_file(kind: str, tmp_path: Path) -> None:
         if file.is_file():
             copy = tmp_path / "out" / file.relative_to(path)
             assert copy.read_bytes() == file.read_bytes()
-    again = ftckpt("verify", "out", "--require", "content", cwd=tmp_path)
+    again = ftckpt("verify", "out", "--level", "content", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert opened(tmp_path / "out").format == opened(path).format
 

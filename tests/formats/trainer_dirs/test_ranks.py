@@ -113,7 +113,7 @@ def test_lost_weights_do_not_make_a_root_of_what_is_left(
     assert answer["result"]["code"] == code
     assert "no weights: they are lost" in answer["result"]["message"]
     for level in ("structure", "content"):
-        answer = ftckpt_json("latest", str(place.parent), "--verify", level)
+        answer = ftckpt_json("latest", str(place.parent), "--level", level)
         assert answer["result"]["code"] == code
     torch.save({"w": torch.ones(2)}, place / "projector.bin")
     assert ftckpt_json("verify", str(place))["result"]["code"] == ExitCode.UNSUPPORTED
