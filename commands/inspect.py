@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.inspection.resume import ResumeItem
-    from ftckpt.operations.looking import Inspected, ListedFile, ListedTensor
+    from ftckpt.operations.looking import Inspected, ListedFile, ListedObject, ListedTensor
 
 operation = looking.inspect
 
@@ -37,7 +37,7 @@ class _Listing(Relay):
                 [row.path, "" if row.step is None else row.step, row.format, row.commit]
                 for row in fields["root"].checkpoints
             ]
-            columns = ["checkpoint", "step>", "format", "names say"]
+            columns = ["checkpoint", "step>", "format", "commit by names"]
             self.invocation.print(render_.table(columns, cells))
             self.invocation.print()
 
@@ -63,6 +63,9 @@ def render(invocation: Invocation, report: Inspected, given: Mapping[str, Any]) 
         if report.files.list is not None:
             invocation.print()
             invocation.print(_file_table(report.files.list))
+        if report.object_list is not None:
+            invocation.print()
+            invocation.print(_object_table(report.object_list))
         if (listed := report.tensors.list) is not None:
             invocation.print()
             invocation.print(_tensor_table(listed))
@@ -188,6 +191,15 @@ def _tensor_table(listed: Sequence[ListedTensor]) -> str:
         for one in listed
     ]  # fmt: skip
     return render_.table(["tensor", "kind", "shape", "type", "pieces>", "bytes>"], rows)
+
+
+def _object_table(listed: Sequence[ListedObject]) -> str:
+    ranks = any(one.rank is not None for one in listed)
+    rows = [
+        [o.name, *["" if o.rank is None else o.rank] * ranks, human_bytes(o.bytes), o.file]
+        for o in listed
+    ]
+    return render_.table(["other state", *["rank>"] * ranks, "bytes>", "file"], rows)
 
 
 def _file_table(listed: Sequence[ListedFile]) -> str:

@@ -40,37 +40,42 @@ def render(
 
 
 def _table(root: str, rows: list[ListedCheckpoint]) -> str:
-    head = ["step>", "name", "age>", "size>", "files>", "format", "class", "verified", "verdict"]
-    head += ["kept by"]
-    cells = [
+    kept = [_kept_by(one) for one in rows]
+    columns: dict[str, list[object]] = {
+        "step>": ["-" if one.step is None else one.step for one in rows],
+        "name": [one.path.removeprefix(root.rstrip("/") + "/") for one in rows],
+        "age>": ["-" if one.age_s is None else _age(one.age_s) for one in rows],
+        "size>": ["-" if one.bytes is None else human_bytes(one.bytes) for one in rows],
+        "format": [one.format or "-" for one in rows],
+        "class": [one.entry_class for one in rows],
+        "verdict": [_verdict(one) for one in rows],
+    }
+    if any(kept):
+        columns["kept by"] = [*kept]
+    return table(list(columns), [*zip(*columns.values(), strict=True)])
+
+
+def _kept_by(one: ListedCheckpoint) -> str:
+    return ", ".join(
         [
-            "-" if one.step is None else one.step,
-            one.path.removeprefix(root.rstrip("/") + "/"),
-            "-" if one.age_s is None else brief_duration(max(0.0, one.age_s)),
-            "-" if one.bytes is None else human_bytes(one.bytes),
-            "-" if one.files is None else one.files,
-            one.format or "-",
-            one.entry_class,
-            "yes" if one.verified else "sealed" if one.sealed else "no",
-            _verdict(one),
-            ", ".join(
-                [
-                    *(f"{name} points here" for name in one.pointers),
-                    *(f"tag {word}" for word in one.tags),
-                    *("pin of " + pin.who.removeprefix("by ") for pin in one.pins),
-                ]
-            ),
+            *(f"{name} points here" for name in one.pointers),
+            *(f"tag {word}" for word in one.tags),
+            *("pin of " + pin.who.removeprefix("by ") for pin in one.pins),
         ]
-        for one in rows
-    ]
-    return table(head, cells)
+    )
+
+
+def _age(seconds: float) -> str:
+    """Return an age to the minute: nobody chooses a checkpoint by its seconds."""
+    whole = max(0.0, seconds)
+    return brief_duration(whole if whole < 60 else whole // 60 * 60)
 
 
 def _verdict(one: ListedCheckpoint) -> str:
-    """Return the last known verdict on the content: `content`, `values`, or what is wrong."""
-    if one.verdict is None:
-        return "-"
+    """Return what the ledger says of it as it is now and since when, else what its seal says."""
     said = one.verdict
-    ago = brief_duration(round(max(0.0, time.time() - said.checked)))
-    found = said.level if said.code == ExitCode.OK else ExitCode(said.code).name
+    if said is None:
+        return "sealed after a check" if one.verified else "sealed" if one.sealed else "-"
+    ago = " ".join(_age(time.time() - said.checked).split()[:2])
+    found = f"{said.level} ok" if said.code == ExitCode.OK else ExitCode(said.code).name
     return f"{found}, {ago} ago"

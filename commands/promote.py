@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.render import finding_line, printable
+from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.operations import promoting
@@ -23,8 +23,9 @@ def render(invocation: Invocation, report: Promotion, _: Mapping[str, Any]) -> R
     """Print each pointer, or why none was moved."""
     invocation.close()
     if report.code is not ExitCode.OK:
+        invocation.aside = True  # stdout is for the pointers that were moved
         for one in report.reports[-1].findings:
-            invocation.say(finding_line(one))
+            invocation.found(one)
         hint = "no pointer was moved"
         if report.code is ExitCode.UNVERIFIED:
             hint = "ftckpt seal records digests; --level structure moves it without them"

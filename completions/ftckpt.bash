@@ -26,12 +26,14 @@ _ftckpt() {
     case "$verb $previous" in
         " --progress") words="auto json" ;;
         " --endpoint"|" --profile"|" --region"|" --retry-seconds") return ;;
+        "ls --sort") words="step age size name" ;;
         "ls --progress") words="auto json" ;;
-        "ls --endpoint"|"ls --profile"|"ls --region"|"ls --retry-seconds") return ;;
+        "ls --tag") ask=1 ;;
+        "ls --older-than"|"ls --newer-than"|"ls --class"|"ls --endpoint"|"ls --profile"|"ls --region"|"ls --retry-seconds") return ;;
         "status --progress") words="auto json" ;;
         "status --set") words="late= slower=" ;;
         "status --tier") ask=1 ;;
-        "status --parts"|"status --expect-interval"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
+        "status --parts"|"status --expect-interval"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --plot"|"status --watch"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
         "inspect --sort") words="name bytes dtype pieces" ;;
         "inspect --progress") words="auto json" ;;
         "inspect --tensor"|"inspect --match"|"inspect --also") ask=1 ;;
@@ -157,9 +159,9 @@ _ftckpt() {
     if [[ -z $words$ask && $current == -* ]]; then
         case $verb in
             "") words="--version -h --help --json --quiet -q --progress --debug --endpoint --profile --region --requester-pays --anonymous --retry-seconds" ;;
-            "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
-            "status") words="--parts --expect-interval --tier --policy --scrub-every --ledger --prometheus --on-alert --alert-url --alert-state --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --set -h --help" ;;
-            "inspect") words="--tensors --files --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
+            "ls") words="--all --sort --older-than --newer-than --class --tag --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
+            "status") words="--parts --expect-interval --tier --policy --scrub-every --ledger --prometheus --on-alert --alert-url --alert-state --plot --watch --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --set -h --help" ;;
+            "inspect") words="--tensors --files --objects --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
             "cat") words="--slice --also --max-memory --format --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;
             "diff") words="--component --tensor --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --top --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug -h --help" ;;

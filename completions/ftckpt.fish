@@ -76,6 +76,11 @@ complete -c ftckpt -n __fish_use_subcommand -f -a completions -d 'Print the comp
 complete -c ftckpt -n __fish_use_subcommand -f -a help -d 'Explain exit codes, the environment, or a verb'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l all -d 'The trash, foreign names, and pins of what is gone, too.'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l sort -x -a 'step\t age\t size\t name\t' -d 'Order: the newest step, the oldest or the largest first.'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l older-than -r -d 'Only those of at least this age: 7d.'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l newer-than -r -d 'Only those of at most this age: 1h.'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l class -r -d 'Only of this class: corrupt. Repeatable.'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l tag -x -a '(__ftckpt_ask)' -d 'Only with this tag. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l profile -r -d 'Profile of the AWS configuration.'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l region -r -d 'Region of the bucket.'
@@ -101,6 +106,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -l on-alert -r -d 'Ru
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l alert-url -r -d 'Post each alert to this webhook as JSON.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l alert-state -r -d 'Where it is remembered what was told; else below HOME.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l plot -r -d 'Draw saves over time: .png, .svg or .html.'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l watch -r -d 'Look again every T, until Ctrl-C: 10s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l profile -r -d 'Profile of the AWS configuration.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l region -r -d 'Region of the bucket.'
@@ -118,6 +124,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -k -a '(__ftckpt_plac
 
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l tensors -d 'List every tensor.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l files -d 'List every file.'
+complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l objects -d 'List the other state: schedule, RNG.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l tensor -x -a '(__ftckpt_ask)' -d 'Show tensors of this name and where their pieces lie.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l match -x -a '(__ftckpt_ask)' -d 'List tensors of this name, with sums by prefix.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l sort -x -a 'name\t bytes\t dtype\t pieces\t' -d 'Order of the listed tensors; else as stored.'

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .api.in_memory import load
     from .operations.checking import scrub, seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff

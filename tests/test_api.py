@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_a_path_of_pathlib_stands_for_a_string(root: Path, tmp_path: Path) -> No
     assert ftckpt.latest([root]).step == 7  # type: ignore[list-item]
     assert ftckpt.convert(step, tmp_path / "out", "safetensors").files  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match=r"nowhere does not"):
-        ftckpt.open_checkpoint(step, also=[tmp_path / "nowhere"])  # type: ignore[list-item,arg-type]
+        ftckpt.open_checkpoint(step, also=[tmp_path / "nowhere"])  # type: ignore[list-item]
 
 
 @lenient
@@ -270,6 +271,25 @@ def test_the_session_of_the_page_is_what_a_reader_sees(
     assert result.failed == 0, "".join(said)
 
 
+def test_the_page_for_a_notebook_says_what_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import doctest
+
+    for step in (100, 200, 300):
+        save_dcp(tmp_path / "run7" / f"step-{step}", step=step)
+        for file in (tmp_path / "run7" / f"step-{step}").iterdir():
+            os.utime(file, (step, step))
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parent.parent / "docs" / "notebook.md"
+    blocks = re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    said: list[str] = []
+    parsed = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, str(page), 0)
+    result = doctest.DocTestRunner().run(parsed, out=said.append)
+    assert result.attempted > 10
+    assert result.failed == 0, "".join(said)
+
+
 def test_the_planning_of_the_page_runs() -> None:
     page = Path(__file__).parent.parent / "docs" / "python.md"
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -283,7 +303,8 @@ ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
-                 "sort", "resume", "format", "verbose", "max_memory", "storage_bw"}  # fmt: skip
+                 "sort", "resume", "format", "verbose", "max_memory", "storage_bw",
+                 "objects", "watch"}  # fmt: skip
 ROWS_SHOWN = {"incidents": {"all"}}  # a report has all of them
 # What divides a command line among the processes of many machines is about processes too.
 OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}

@@ -150,7 +150,7 @@ class Invocation(Observer):
         alike = str(one.severity), one.kind
         self._alike[alike] = self._alike.get(alike, 0) + 1
         if self._alike[alike] <= _MOST_ALIKE:
-            if one.severity == "error" and not (self.json or self.aside):
+            if one.severity == "error" and not self.json:
                 self._told.add(one.message)
             self._print(finding_line(one))
 
@@ -186,7 +186,7 @@ class Invocation(Observer):
         What a finding has said just above, in the same terminal or log, is not said again.
         """
         self._tell_rest()
-        if self._told and same_place(sys.stdout, sys.stderr):
+        if self._told and (self.aside or same_place(sys.stdout, sys.stderr)):
             shorter = message
             for said in self._told:
                 shorter = shorter.replace(said, "see the error above")

@@ -75,8 +75,8 @@ def render(invocation: Invocation, report: DiffReport, _: Mapping[str, Any]) -> 
         tolerance = invocation.document["tolerance"]
         for line in text(report, tolerance, top=shown.top):
             invocation.print(line)
-        for line in unread(report.findings):
-            invocation.print(line)
+        for one in unread(report.findings):
+            invocation.found(one)
     if shown.plot:
         from .picture import draw
 

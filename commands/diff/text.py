@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.commands.cli.render import (
-    finding_line,
     human_bytes,
     human_duration,
     table,
@@ -123,14 +122,16 @@ def verdict(report: DiffReport) -> str:
     return f"equal within the tolerances: {said}"
 
 
-def unread(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a line for each reason why something was not read, with the first that it befell."""
+def unread(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield one finding for each reason why something was not read, with the first tensor."""
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for one in findings:
-        alike.setdefault((one.kind, one.file, one.message, one.offset, one.length), []).append(one)
+        alike.setdefault((one.kind, one.file, one.message), []).append(one)
     for first, *more in alike.values():
+        places = {(one.offset, one.length) for one in (first, *more)}
         name = f"{first.tensor} and {len(more)} more" if more else first.tensor
-        yield finding_line(replace(first, tensor=name))
+        named = replace(first, tensor=name)
+        yield named if len(places) == 1 else replace(named, offset=None, length=None)
 
 
 def _both(tensors: int, fields: int) -> str:

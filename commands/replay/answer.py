@@ -10,6 +10,9 @@ from ftckpt.errors import ExitCode
 from ftckpt.replay.record.log import BY_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftckpt.replay.compare.attribution import ReplayCause
     from ftckpt.replay.compare.logs import Comparison
     from ftckpt.replay.compare.verdict import Judgement
 
@@ -42,7 +45,7 @@ def text(judgement: Judgement) -> str:
         )  # fmt: skip
     unlike = next((c for c in judgement.comparisons if not c.equal), None)
     if unlike is not None:
-        parts.append(_first_differences(unlike))
+        parts.append(_first_differences(unlike, judgement.causes))
     return block(*parts, between="\n\n")
 
 
@@ -52,14 +55,17 @@ def _equal(comparison: Comparison) -> str:
     return f"no, from step {comparison.differences[0].step}"
 
 
-def _first_differences(comparison: Comparison) -> str:
+def _first_differences(comparison: Comparison, causes: Sequence[ReplayCause]) -> str:
+    """Return the rows; what the sentence above calls the cause comes first."""
+    first = {(one.step, one.event) for one in causes[:1]}
+    rows = sorted(comparison.differences, key=lambda d: (d.step, d.event) not in first)
     cells = [
         [d.step, d.rank, BY_KEY[d.event].title, f"{len(d.items)} of {d.of}",
          f"{d.items[0].name}: {d.items[0].words}"]
-        for d in comparison.differences[:_SHOWN]
+        for d in rows[:_SHOWN]
     ]  # fmt: skip
     more = len(comparison.differences) - len(cells)
-    shown = table(["step>", "rank>", "what differs, in causal order", "items>", "first"], cells)
+    shown = table(["step>", "rank>", "what differs, the cause first", "items>", "first"], cells)
     return block(shown, *([f"... and {more} more"] if more else []))
 
 

@@ -23,7 +23,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.checkpoint.alone import source_of
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, counted, finding, from_error
+from ftckpt.findings import Finding, counted, finding, from_error, renamed
 from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
 from ftckpt.formats.state.wrappers import NO_HOMES, Homes
 from ftckpt.formats.torch_files.values import TensorRef
@@ -257,7 +257,7 @@ class DcpCheckpoint(Checkpoint):
             place_ = None
             if found.file is not None and found.offset is not None and found.length is not None:
                 place_ = Extent(found.file, found.offset, found.length)
-            yield replace(found, tensor=self.owner(found.tensor, place_))
+            yield renamed(found, self.owner(found.tensor, place_))
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""

@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self, cast
 
+from ftckpt.amounts import human_bytes
 from ftckpt.errors import (
     CorruptError,
     FtckptError,
@@ -470,9 +471,9 @@ def _require_room(number: int, wanted: int, name: str, folder: str) -> None:
     space = os.fstatvfs(number)
     free = space.f_bavail * space.f_frsize
     if free < wanted + _LOOK:
-        needs = f"{wanted} bytes" if wanted else "more"
+        needs = human_bytes(wanted) if wanted else "more"
         raise NoResourceError(
-            f"{name} unpacked needs {needs}, and {folder} has {free} free",
+            f"{name} unpacked needs {needs}, and {folder} has {human_bytes(free)} free",
             hint="set TMPDIR to a place with room, or decompress it yourself",
             file=name,
         )

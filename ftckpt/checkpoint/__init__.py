@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from ftckpt.errors import FtckptError, NoSuchTensorError, UsageError
 from ftckpt.extents import Box as Box
@@ -272,18 +272,40 @@ class Checkpoint(Mapping[str, "TensorView"]):
     no_state: str = ""
     loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
-    def state_dict(self, **flags: Any) -> dict[str, Any]:
+    def __enter__(self) -> Self:
+        """Return it: `with ftckpt.open(path) as checkpoint`."""
+        return self
+
+    def __exit__(self, *failed: object) -> None:
+        """End the block: nothing of it is held open between two reads."""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the five lines of `repr`, as a table."""
+        from html import escape
+
+        rows = [line.split(maxsplit=1) for line in repr(self).split("\n")]
+        style = "style='text-align:left'"
+        cells = (f"<th {style}>{escape(n)}</th><td {style}>{escape(said)}</td>" for n, said in rows)
+        return f"<table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
+
+    def state_dict(
+        self, *, only: str = "model", names: str = "", device: str | None = "cpu", **flags: Any
+    ) -> dict[str, Any]:
         """Return its tensors as a dict, checked as they are read.
 
         Args:
-            flags: those of `ftckpt.load`.
+            only: `model`, `optimizer` or `adapter`; "" for everything, nested as torch nests it.
+            names: whose names the parameters get: "" those of the bare model, `trainer` those of
+                the trainer's, wrappers included, or `hf`, `megatron`, `torchtitan`, `meta`.
+            device: `cpu` or `cuda[:N]` for tensors of torch; None for arrays of numpy.
+            flags: the others of `ftckpt.load`.
 
         Raises:
             FtckptError: see `ftckpt.load`.
         """
         if self.loads is None:
             raise UsageError("a checkpoint is loaded where ftckpt.open has opened it")
-        return self.loads(self, **flags)
+        return self.loads(self, only=only, names=names, device=device, **flags)
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.

@@ -29,6 +29,26 @@ def unwrapped(names: Iterable[str]) -> dict[str, str]:
     return bare
 
 
+def as_stored(name: str, stored: str) -> str:
+    """Return a parameter's name with the wrappers that it is stored with: `_orig_mod.0.weight`.
+
+    Args:
+        name: in the unwrapped model.
+        stored: the format's name; keys above the model may stand in front.
+    """
+    parts, left = stored.split("."), name.split(".")
+    at = len(parts)
+    while at and left and (parts[at - 1] == left[-1] or parts[at - 1] in _WRAPPERS):
+        at -= 1
+        if parts[at] == left[-1]:
+            left.pop()
+    if left:
+        return name  # it is stored under another one, as layers in a stack are
+    while at and parts[at - 1] in (*_WRAPPERS, _DDP[:-1]):
+        at -= 1
+    return ".".join(parts[at:])
+
+
 def _without_wrappers(name: str) -> str:
     if "_orig_mod" not in name and "_wrapped_module" not in name:
         return name

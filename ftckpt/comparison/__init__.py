@@ -15,7 +15,8 @@ from itertools import chain
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.findings import Finding, Severity, finding, from_error, in_file
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification.record_sums import ByteRun, ReadSums, RecordIndex
@@ -123,7 +124,7 @@ def compare(
                     into.append(found)
                 else:
                     whole = False
-                    findings.append(from_error(found))
+                    findings.append(_of_side(from_error(found), content.checkpoint.source))
     differences = list(compare_fields(*held))
     # What one side could not read is not missing there.
     state = [d for d in differences if whole or d.status is DiffStatus.DIFFERENT]
@@ -234,8 +235,7 @@ def _lost(content: Content, known: Collection[str] | None = None) -> Iterator[Fi
     for one in _wrong(content.checkpoint):
         if known is not None and (one.file is None or one.file in known):
             continue
-        file = None if one.file is None else source.store.describe(source.path(one.file))
-        yield replace(one, file=file)
+        yield _of_side(one, source)
 
 
 def _wrong(checkpoint: Checkpoint) -> list[Finding]:
@@ -283,3 +283,10 @@ def _changed_meanwhile(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name in checkpoint.source.changed(names):
         message = f"{name} of {checkpoint.source.url} changed while it was being read"
         yield finding("changed-file", message, file=name)
+
+
+def _of_side(found: Finding, source: Source) -> Finding:
+    """Return a finding with its file named in full: two sides have files of the same names."""
+    if found.file is None:
+        return found
+    return in_file(found, source.store.describe(source.path(found.file)))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Record
 from ftckpt.checkpoint.sharding import name_pattern
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError
 from ftckpt.extents import BLOCK, Extent
-from ftckpt.findings import Finding, Severity, finding, from_error, listed
+from ftckpt.findings import Finding, Severity, finding, from_error, in_file, listed
 from ftckpt.manifest.locate import find
 from ftckpt.storage.suggestions import hint_for_name
 from ftckpt.transfer.content import Content, TargetTensor
@@ -90,9 +89,12 @@ class DamageFinder:
             for one in here:
                 if one.severity is not Severity.ERROR or one.file in lost:
                     continue
-                named = None if one.file is None else source.store.describe(source.path(one.file))
+                if one.file is None:
+                    found += [] if None in lost else [one]
+                    continue
+                named = source.store.describe(source.path(one.file))
                 if named not in lost:
-                    found.append(replace(one, file=named))
+                    found.append(in_file(one, named))
         if contradicted and not found and not known:
             names = listed([key for key, _ in contradicted], 3)
             message = f"recorded as equal in both and read as different: {names}"

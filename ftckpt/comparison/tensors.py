@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.read_ahead import extents_in_order, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
-from ftckpt.findings import Finding, from_error
+from ftckpt.findings import Finding, from_error, in_file
 from ftckpt.transfer.content import Content
 from ftckpt.verification.record_sums import ReadSums
 from ftckpt.workers import ALONE, Work
@@ -124,7 +124,7 @@ def compare_tensors(
         if verdict.status is not DiffStatus.EQUAL:
             done.tensors.append(tensor)
         if verdict.error is not None:
-            done.findings.append(from_error(verdict.error, tensor=pair.key))
+            done.findings.append(_unread(verdict.error, pair.key, ours, theirs))
         if verdict.tally is not None and verdict.tally.changed:
             done.contradicted += plan.contradicted(pair)
     done.bytes_read = sum(
@@ -134,6 +134,22 @@ def compare_tensors(
     )
     _require_storage(found)
     return done
+
+
+def _unread(error: FtckptError, key: str, ours: Content, theirs: Content) -> Finding:
+    """Return what could not be read of a pair; with the side, where sizes alone tell it."""
+    found = from_error(error, tensor=key)
+    if found.file is None:
+        return found
+    end = (found.offset or 0) + (found.length or 0)
+    short = [
+        source
+        for source in (ours.checkpoint.source, theirs.checkpoint.source)
+        if (entry := source.entries.get(found.file)) is None or entry.size < end
+    ]
+    if len(short) != 1:
+        return found
+    return in_file(found, short[0].store.describe(short[0].path(found.file)))
 
 
 def _keys(shards: Iterable[ShardPair], second: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -24,6 +25,9 @@ _SIGNALLED = 128
 # What shells, `env` and the keeper end with where a command cannot be run, or is not found.
 _NOT_RUN = (126, 127)
 HELD_PLACE = "{}"
+# What a shell takes a script after, and an option of a script's command that takes the path.
+_SCRIPT = re.compile(r"-[a-zA-Z]*c")
+_RESUME = re.compile(r"""(?<!\S)--[\w.-]+(?:=|\s+)(?:\{\}|"\{\}"|'\{\}')(?![^\s;&|)])\s?""")
 
 
 class CommandEnd(StrEnum):
@@ -299,7 +303,8 @@ def filled(words: Sequence[str], path: str | None) -> list[str]:
     """Return the command with the checkpoint's path for `{}`.
 
     For a fresh start a word with `{}` is left out, and so is an option (`--resume`) right before a
-    word that is `{}` alone.
+    word that is `{}` alone. A script stays: the text after an option that ends in `c` (`bash -c`),
+    or of several words. In it `--resume {}` is left out, and any other `{}` is empty.
     """
     if path is not None:
         return [word.replace(HELD_PLACE, path) for word in words]
@@ -307,6 +312,8 @@ def filled(words: Sequence[str], path: str | None) -> list[str]:
     for word in words:
         if HELD_PLACE not in word:
             kept.append(word)
+        elif word != HELD_PLACE and (" " in word or (kept and _SCRIPT.fullmatch(kept[-1]))):
+            kept.append(_RESUME.sub("", word).replace(HELD_PLACE, ""))
         elif word == HELD_PLACE and len(kept) > 1 and kept[-1].startswith("-"):
             kept.pop()
     return kept

@@ -101,10 +101,6 @@ _SEAL = "ftckpt seal records evidence, after each save"
 _ABANDONED = 3
 
 
-# No trainer saves that often: the files were copied, and their times are of the copy.
-_A_SAVE = 1.0
-
-
 class AlertKind(StrEnum):
     """What is wrong. Each is a word that scripts and monitors may match."""
 
@@ -282,10 +278,11 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         return
     if held.bad:
         worst = held.bad[0]
-        more = f"; {counted(len(held.bad) - 1, 'more')}" if held.bad[1:] else ""
+        rest = len(held.bad) - 1
+        more = f"; so {'is' if rest == 1 else 'are'} {rest} more" if rest else ""
         yield Alert(
             AlertKind.CORRUPT,
-            f"{worst.path} is known to be bad: {worst.message} ({worst.code}){more}",
+            f"{worst.path} is known to be bad: {worst.message}{more}",
             f"ftckpt verify {shlex.quote(worst.path)} says where",
             tuple(one.path.rstrip("/").rpartition("/")[2] for one in held.bad),
         )
@@ -314,9 +311,7 @@ def _late(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.STALE,
             f"the last save is {shown_duration(facts.age_s)} old, and one is made every "
             f"{shown_duration(facts.interval_s)}",
-            "is the job running? its log, and squeue or kubectl, say so"
-            if facts.interval_s >= _A_SAVE
-            else "such times are those of a copy: --expect-interval says how often a save is due",
+            "is the job running? its log, and squeue or kubectl, say so",
         )
 
 

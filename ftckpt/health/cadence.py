@@ -21,6 +21,12 @@ from ftckpt.storage.store import EntryKind
 # This many of the newest saves show how saving goes now; older ones are not listed.
 NEWEST = 256
 
+# No trainer saves that often.
+_A_SAVE = 1.0
+# At least four saves, each with no longer a pause before it than two of those between its files,
+# are a copy's.
+_SEVERAL, _ALIKE = 4, 2.0
+
 # A step that took this much longer than the median one between the same two saves was not training.
 _GAP = 1.5
 
@@ -146,6 +152,9 @@ def cadence(saves: Sequence[Save], url: str) -> Cadence:
         )
         return Cadence(ordered, nbytes, every_steps, reason=reason)
     seconds = [b - a for a, b in pairwise(known)]
+    if is_of_a_copy(ordered, seconds):
+        reason = "the saves were written one right after the other: such times are those of a copy"
+        return Cadence(ordered, nbytes, every_steps, reason=reason)
     step_s = median(s / n for s, n in zip(seconds, steps, strict=True))
     return Cadence(
         ordered,
@@ -157,6 +166,27 @@ def cadence(saves: Sequence[Save], url: str) -> Cadence:
         known[-1] - known[0],
         tuple(_gaps(ordered, seconds, step_s)),
     )
+
+
+def is_of_a_copy(saves: Sequence[Save], seconds: Sequence[float]) -> bool:
+    """Whether times can be no trainer's: between saves passes no more than within one.
+
+    A copy writes file after file, whichever save they are of; a trainer trains between saves.
+
+    Args:
+        saves: by ascending step, with times.
+        seconds: between neighbours.
+    """
+    if median(seconds) < _A_SAVE:
+        return True
+    if len(saves) < _SEVERAL:
+        return False
+    for before, after in pairwise(saves):
+        if before.finished is None or after.began is None or not after.write_s:
+            return False
+        if after.began - before.finished > _ALIKE * after.write_s / (after.files - 1):
+            return False
+    return True
 
 
 def _save(root: Root, child: Child) -> Save | None:

@@ -103,7 +103,7 @@ def requested(
     adapter, masters = flags.get("adapter") or (), flags.get("from_master", False)
     known = ("hf", "megatron", "torchtitan", "meta", "packed")
     if names and names not in known:
-        raise UsageError(f"names={names!r} is not known", hint=", ".join(known))
+        raise UsageError(f"names={names!r} is not known", hint=", ".join((*known, "trainer")))
     if adapter and masters:
         raise UsageError("adapter= changes the weights, and from_master= takes the masters")
     rules = read_rules(flags.get("rules", ""))

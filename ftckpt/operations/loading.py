@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.names import as_stored
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.layout import OutputFile
 
 Rank = tuple[int, int]
+TRAINER = "trainer"
 
 # The files of Megatron's ranks: tensor, pipeline and expert rank.
 _MEGATRON = re.compile(r"(?:.*/)?mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?/.*")
@@ -44,6 +47,8 @@ class LoadFlags(RequestFlags, total=False):
     """What is loaded, for which rank, and to where.
 
     Attributes:
+        names: as of `RequestFlags`, or `trainer`: as the trainer's model spells them, with the
+            wrappers around it (`_orig_mod.`, `module.`), so that its `load_state_dict` takes them.
         tp, pp, dp, ep: which rank of how many, of each group: `(0, 4)`; None for all of it.
         device: `cpu` or `cuda[:N]` for tensors of torch; None for arrays of numpy.
         level: `content`: the checkpoint is held to its format's rules, and what is read to what is
@@ -62,7 +67,7 @@ class LoadFlags(RequestFlags, total=False):
 
 @lenient
 def load(
-    place: Checkpoint | str,
+    place: Checkpoint | str | os.PathLike[str],
     *,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
@@ -93,8 +98,17 @@ def load(
             raise UsageError(f"{name}={rank} is not a rank of a size", hint=f"{name}=(0, 4)")
     only = flags.get("only", "model") or ""
     own = {k: v for k, v in flags.items() if k in RequestFlags.__annotations__ and k != "only"}
+    spelled = flags.get("names") == TRAINER
+    if spelled:
+        if only != "model" or asked:
+            raise UsageError(
+                "names='trainer' is for the whole model",
+                hint="without a rank, and with only='model'",
+            )
+        own["names"] = ""
     wishes = cast("RequestFlags", {**own, **({"only": only} if only else {})})
-    content = requested(place, stores, **wishes)
+    source = place if isinstance(place, Checkpoint) else os.fspath(place)
+    content = requested(source, stores, **wishes)
     level = flags.get("level", "content")
     if level not in LOAD_LEVELS:
         hint = ", ".join(LOAD_LEVELS)
@@ -112,7 +126,22 @@ def load(
         return loader.of_rank(name, asked, model=only == "model")
     if "dp" in grid:
         return loader.rows(grid["dp"], nested=only != "model")
-    return loader.whole(nested=only != "model")
+    whole = loader.whole(nested=only != "model")
+    return _as_the_trainer_spells(whole, content.checkpoint) if spelled else whole
+
+
+def _as_the_trainer_spells(found: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the weights by the names of the trainer's own model, wrappers included."""
+    stored = {i.name: i.stored_name for i in checkpoint.tensors.values() if i.component == "model"}
+    # Where nothing else is in the file, its names are those of the model itself; else the first
+    # part of each is the trainer's key for the model, whatever the word is.
+    alone = not checkpoint.objects and len(stored) == len(checkpoint.tensors)
+    spelled = {}
+    for name, value in found.items():
+        there = stored.get(name) or name
+        below = there if alone or there == name else there.partition(".")[2]
+        spelled[as_stored(name, below)] = value
+    return spelled
 
 
 def state_dict(checkpoint: Checkpoint, **flags: Unpack[LoadFlags]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftckpt.errors import ExitCode, NotFoundError
+from ftckpt.findings import finding
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.storage import StoreOptions
@@ -145,6 +146,22 @@ class FileList:
     list: tuple[ListedFile, ...] | None = field(default=None, metadata=IF_ANY)
 
 
+class ListedObject(NamedTuple):
+    """A value of other state: a schedule, a counter, a random stream.
+
+    Attributes:
+        name: its path in the trainer's state.
+        rank: that wrote it; None where all share it, or it is not known.
+        file: its path below the checkpoint.
+        bytes: of its record, or of the file where it has none of its own.
+    """
+
+    name: str
+    rank: int | None
+    file: str
+    bytes: int
+
+
 class ListedSave(NamedTuple):
     """A checkpoint of a root.
 
@@ -191,6 +208,7 @@ class Inspected:
         parameters: elements of the model's parameters, without aliases.
         tensors: their number; with `tensors` or `match` also a list.
         objects: number of non-tensor objects.
+        object_list: each of them, with `objects`.
         files: their number and bytes; with `files` also a list.
         aliases: key -> key of the tensor that owns the same bytes.
         resume: what a restart has and lacks.
@@ -220,6 +238,7 @@ class Inspected:
     notes: tuple[Finding, ...]
     requests: int
     bytes_read: int
+    object_list: tuple[ListedObject, ...] | None = field(default=None, metadata=IF_ANY)
     adapter: AdapterDescription | None = field(default=None, metadata=IF_ANY)
     tensor: tuple[ListedTensor, ...] | None = field(default=None, metadata=IF_ANY)
 
@@ -245,6 +264,7 @@ def inspect(
     *,
     tensors: Annotated[bool, switch("--tensors", "List every tensor.")] = False,
     files: Annotated[bool, switch("--files", "List every file.")] = False,
+    objects: Annotated[bool, switch("--objects", "List the other state: schedule, RNG.")] = False,
     tensor: Annotated[
         str, option("GLOB", "Show tensors of this name and where their pieces lie.")
     ] = "",
@@ -289,8 +309,10 @@ def inspect(
         from ftckpt.verification.structure import with_structure
 
         found = with_structure(found, held)
+    else:
+        found = replace(found, notes=(*found.notes, *_absent(held, found.notes)))
     known = _known_step(held, found, stores)
-    return _inspected(held, found, known, shown, named, with_files=files)
+    return _inspected(held, found, known, shown, named, files=files, objects=objects)
 
 
 def _inspected(
@@ -300,7 +322,8 @@ def _inspected(
     shown: Sequence[TensorInfo] | None,
     named: tuple[ListedTensor, ...] | None,
     *,
-    with_files: bool,
+    files: bool,
+    objects: bool,
 ) -> Inspected:
     usage = held.source.store.usage()
     rows = None if shown is None else tuple(_listed(held, i, len(i.pieces)) for i in shown)
@@ -317,7 +340,8 @@ def _inspected(
         parameters=found.parameters,
         tensors=TensorList(found.tensors, found.pieces, rows),
         objects=found.objects,
-        files=FileList(found.files, found.bytes.files, _files(held) if with_files else None),
+        files=FileList(found.files, found.bytes.files, _files(held) if files else None),
+        object_list=_objects(held) if objects else None,
         aliases=found.aliases,
         resume=found.resume,
         notes=found.notes,
@@ -406,6 +430,21 @@ def _files(checkpoint: Checkpoint) -> tuple[ListedFile, ...]:
         )
         for name, entry in source.entries.items()
     )  # fmt: skip
+
+
+def _absent(checkpoint: Checkpoint, notes: Sequence[Finding]) -> list[Finding]:
+    """Return a finding for each file of tensors that the listing lacks, and no note tells of."""
+    source, told = checkpoint.source, {note.file for note in notes}
+    needed = {p.extent.file for info in checkpoint.tensors.values() for p in info.pieces}
+    gone = sorted({source.stored(file) for file in needed} - source.entries.keys() - told)
+    return [finding("missing-file", f"{file} is missing", file=file) for file in gone]
+
+
+def _objects(checkpoint: Checkpoint) -> tuple[ListedObject, ...]:
+    return tuple(
+        ListedObject(one.name, one.rank, one.extent.file, one.extent.length)
+        for one in checkpoint.objects.values()
+    )
 
 
 def _named(

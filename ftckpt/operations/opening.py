@@ -5,6 +5,7 @@ One that reads a checkpoint and gets a root takes its newest checkpoint and says
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -58,7 +59,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 @lenient
 @loads_itself
 def open_checkpoint(
-    path: str,
+    path: str | os.PathLike[str],
     stores: StoreOptions = STORES,
     *,
     rules: Rules | None = None,
@@ -80,7 +81,7 @@ def open_checkpoint(
         NotFoundError: nothing is there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
-    return opened(path, stores, rules=rules, bases=bases, also=also)
+    return opened(os.fspath(path), stores, rules=rules, bases=bases, also=also)
 
 
 def opened(

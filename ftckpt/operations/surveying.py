@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftckpt.amounts import Duration, seconds
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
@@ -17,7 +18,7 @@ from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions
 
 from .definition import argument, assumption, operation, option, switch
-from .opening import STORES
+from .opening import STORES, chosen
 
 if TYPE_CHECKING:
     from ftckpt.capabilities import Check
@@ -70,16 +71,27 @@ class ListedCheckpoint:
     pins: tuple[Pin, ...]
 
 
+class ListOrder(StrEnum):
+    """Orders of checkpoints: the newest, the oldest, the largest first, or by name."""
+
+    STEP = "step"
+    AGE = "age"
+    SIZE = "size"
+    NAME = "name"
+
+
 @operation(
     examples=(
         ("ftckpt ls", "what the working directory holds"),
         ("ftckpt ls /ckpt/run7", "steps, ages, sizes, classes, and what keeps each"),
         ("ftckpt ls s3://run7/ckpt --all", "the trash, foreign names, pins of what is gone"),
         ("ftckpt ls /ckpt/run7@latest", "one checkpoint"),
+        ("ftckpt ls /ckpt/run7 --sort size --older-than 7d", "the largest of the older ones first"),
+        ("ftckpt ls /ckpt/run7 --class corrupt --class abandoned", "what nobody restarts from"),
     ),
     codes={
         ExitCode.OK: "listed; no content was checked",
-        ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
+        ExitCode.NOT_FOUND: "no such root, nothing that a format knows, or none as asked for",
         ExitCode.UNAVAILABLE: "",
         ExitCode.DENIED: "",
     },
@@ -90,6 +102,15 @@ def ls(
     all_: Annotated[
         bool, switch("--all", "The trash, foreign names, and pins of what is gone, too.")
     ] = False,
+    sort: Annotated[
+        ListOrder | str, option("", "Order: the newest step, the oldest or the largest first.")
+    ] = ListOrder.STEP,
+    older_than: Annotated[Duration, option("T", "Only those of at least this age: 7d.")] = "",
+    newer_than: Annotated[Duration, option("T", "Only those of at most this age: 1h.")] = "",
+    class_: Annotated[
+        Sequence[str], option("CLASS", "Only of this class: corrupt. Repeatable.", "--class")
+    ] = (),
+    tag: Annotated[Sequence[str], option("TAG", "Only with this tag. Repeatable.", "--tag")] = (),
     stores: StoreOptions = STORES,
     on: Observer = SILENT,
 ) -> tuple[ListedCheckpoint, ...]:
@@ -100,7 +121,7 @@ def ls(
     ROOT@STEP too, the row of it alone is shown.
 
     Raises:
-        NotFoundError: no such root, or nothing in it that a format knows.
+        NotFoundError: no such root, nothing in it that a format knows, or no one is as asked for.
         UsageError: it is a file that belongs to a checkpoint, or a part of one.
         UnsupportedError: nothing in it, or the one checkpoint that it is, is read.
         UnavailableError, DeniedError: something could not be listed.
@@ -110,8 +131,8 @@ def ls(
     from ftckpt.retention.scan.entries import EntryClass
 
     on.report(target=path)
-    now = time.time()
-    only = ""
+    order, now, only = chosen(ListOrder, sort, "--sort"), time.time(), ""
+    wanted = _Wanted.of(older_than, newer_than, class_, tag)
     try:
         _, surveys = _surveys(path, now, stores, on.counter)
     except UsageError as error:
@@ -160,8 +181,78 @@ def ls(
             )
         if all_ and not only and one.run is not None:
             found += _absent(one, one.run.root)
-    on.report(checkpoints=found)
-    return tuple(found)
+    if not (kept := [one for one in found if wanted.takes(one)]):
+        raise NotFoundError(f"none of {counted(len(found), 'checkpoint')} is as asked for")
+    _sort(kept, order)
+    on.report(checkpoints=kept)
+    return tuple(kept)
+
+
+class _Wanted(NamedTuple):
+    """Which checkpoints are listed; where nothing is known of one, it is not what was asked for."""
+
+    older: float | None
+    newer: float | None
+    classes: frozenset[str]
+    tags: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, older: Duration, newer: Duration, classes: Sequence[str], tags: Sequence[str]
+    ) -> _Wanted:
+        """Return what the flags ask for.
+
+        Raises:
+            UsageError: a time, or a class that does not exist.
+        """
+        from ftckpt.retention.document import NO_MARKER
+        from ftckpt.retention.scan.entries import EntryClass
+
+        known = [*EntryClass, NO_MARKER]
+        asked = frozenset(one.upper().replace("-", " ") for one in classes)
+        for one in sorted(asked - set(known)):
+            names = ", ".join(word.lower().replace(" ", "-") for word in known)
+            raise UsageError(
+                f"--class does not know {one.lower()}", hint=f"the classes are {names}"
+            )
+        return cls(
+            None if older == "" else seconds(older, "--older-than"),
+            None if newer == "" else seconds(newer, "--newer-than"),
+            asked,
+            frozenset(tags),
+        )
+
+    def takes(self, one: ListedCheckpoint) -> bool:
+        """Whether one checkpoint is listed."""
+        age = one.age_s
+        return (
+            (self.older is None or (age is not None and age >= self.older))
+            and (self.newer is None or (age is not None and age <= self.newer))
+            and (not self.classes or not self.classes.isdisjoint(_classes(one)))
+            and (not self.tags or not self.tags.isdisjoint(one.tags))
+        )
+
+
+def _classes(one: ListedCheckpoint) -> set[str]:
+    """Return the classes that one is of: without a marker in its format it is committed, too."""
+    from ftckpt.retention.document import NO_MARKER
+    from ftckpt.retention.scan.entries import EntryClass
+
+    return {one.entry_class, *[EntryClass.COMMITTED.value] * (one.entry_class == NO_MARKER)}
+
+
+def _sort(found: list[ListedCheckpoint], order: ListOrder) -> None:
+    """Sort what was listed, run by run; the order of steps is that of the listing."""
+    from ftckpt.inspection.usage import natural
+
+    keys: dict[ListOrder, Callable[[ListedCheckpoint], Any]] = {
+        ListOrder.AGE: lambda one: -(one.age_s or 0.0),
+        ListOrder.SIZE: lambda one: -(one.bytes or 0),
+        ListOrder.NAME: lambda one: natural(one.path),
+    }
+    if order in keys:
+        roots = {one.root: place for place, one in reversed([*enumerate(found)])}
+        found.sort(key=lambda one: (roots[one.root], keys[order](one)))
 
 
 def _absent(survey: Survey, root: Root) -> Iterator[ListedCheckpoint]:

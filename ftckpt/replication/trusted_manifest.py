@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ftckpt.amounts import human_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.blocks import hash_files
 from ftckpt.digests.crc import combine
@@ -117,7 +118,9 @@ def require_alike(source: Source, replica: Source, found: Diagnosis) -> None:
         RefusedError: more than half of its bytes are not the replica's.
     """
     if 2 * found.bad_bytes > found.nbytes:
-        share = f"{found.bad_bytes} of {found.nbytes} bytes are not the replica's"
+        share = (
+            f"{human_bytes(found.bad_bytes)} of {human_bytes(found.nbytes)} are not the replica's"
+        )
         raise _other(source, replica, f"it has no manifest, and {share}")
 
 
@@ -236,7 +239,7 @@ def _unknown(replica: Source, why: str) -> UnverifiedError:
 
 def _of(manifest: Manifest) -> str:
     step = "a step that is not known" if manifest.step is None else f"step {manifest.step}"
-    return f"{step}, {len(manifest.files)} files, {manifest.nbytes} bytes"
+    return f"{step}, {len(manifest.files)} files, {human_bytes(manifest.nbytes)}"
 
 
 def _other(source: Source, replica: Source, why: str) -> RefusedError:
@@ -316,6 +319,8 @@ class RecordEvidence(BlockJudge):
     def __init__(self, crcs: Mapping[str, Mapping[Range, int]], owners: Owners | None) -> None:
         self._crcs = crcs
         self._owners = owners
+        # The first record of a block that does not match, where it lies in that block alone.
+        self._first: dict[tuple[str, int], Range] = {}
         # Those that lie in several blocks, by file.
         self._long = {
             path: [r for r in found if r[0] // BLOCK != (r[1] - 1) // BLOCK]
@@ -336,12 +341,12 @@ class RecordEvidence(BlockJudge):
     def doubts(self, path: str, blocks: Mapping[int, BlockMade]) -> Sequence[int]:
         """Compare every record that lies in `blocks` alone."""
         known = self._crcs.get(path, {})
-        wrong = {
-            number
-            for number, made in blocks.items()
-            for start, stop, crc in made.sums
-            if known.get((start, stop), crc) != crc
-        }
+        wrong = set[int]()
+        for number, made in blocks.items():
+            for start, stop, crc in made.sums:
+                if known.get((start, stop), crc) != crc:
+                    wrong.add(number)
+                    self._first.setdefault((path, number), (start, stop))
         for start, stop in self._long.get(path, ()):
             inside = range(start // BLOCK, (stop - 1) // BLOCK + 1)
             if all(number in blocks for number in inside):
@@ -353,8 +358,9 @@ class RecordEvidence(BlockJudge):
     def damage(self, path: str, number: int, length: int) -> FtckptError:
         """Name the bytes and what lies in them."""
         offset = number * BLOCK
-        message = f"a record does not match its CRC-32 in bytes {offset} to {offset + length}"
-        message += f" of {path}"
+        start, stop = self._first.get((path, number), (offset, offset + length))
+        offset, length = start, stop - start
+        message = f"a record does not match its CRC-32 in bytes {start} to {stop} of {path}"
         return as_error(damaged("bad-crc", message, path, offset, length, self._owners), _HINT)
 
 

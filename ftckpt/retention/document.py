@@ -254,10 +254,14 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     return Decision(RootEntry(**values), keep, reasons, frees, thin)
 
 
+# Shown for COMMITTED where the format has no marker of it.
+NO_MARKER = "NO MARKER"
+
+
 def shown_class(entry: RootEntry) -> str:
     """Do not call an entry committed if its format records nothing."""
     unsaid = entry.commit is CommitState.NO_MARKER and entry.entry_class is EntryClass.COMMITTED
-    return "NO MARKER" if unsaid else str(entry.entry_class)
+    return NO_MARKER if unsaid else str(entry.entry_class)
 
 
 def _row(decision: Decision, now: float) -> Row:

@@ -398,7 +398,8 @@ def _verdict(
         more = f", {warned} of them with warnings" if warned else ""
         message, hint = f"{len(reports)} checkpoints passed{more}", ""
     else:
-        message, hint = _of_several(reports), ""
+        hints = {one.hint for one in bad}
+        message, hint = _of_several(reports), hints.pop() if len(hints) == 1 else ""
     return code, message, hint
 
 

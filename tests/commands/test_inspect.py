@@ -14,6 +14,17 @@ from tests.commands.saves import answer
 from tests.faults.test_semantic import placed
 
 
+def test_the_other_state_is_listed(here: Path) -> None:
+    done = ftckpt("inspect", "run/step-1", "--objects", cwd=here)
+    assert done.returncode == 0
+    assert "other state " in done.stdout
+    document = answer("inspect", str(here / "run/step-1"), "--objects")
+    listed = document["object_list"]
+    assert len(listed) == document["objects"] > 0
+    assert all(one["name"] in done.stdout for one in listed)
+    assert all((here / "run/step-1" / one["file"]).is_file() for one in listed)
+
+
 def test_a_checkpoint(here: Path) -> None:
     check_golden("inspect.txt", ftckpt("inspect", "run/step-2", cwd=here))
 

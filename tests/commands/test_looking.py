@@ -50,8 +50,35 @@ def test_ls_knows_a_seal_with_a_check_of_content(here: Path) -> None:
         (2, True, False), (1, True, True),
     ]  # fmt: skip
     text = ftckpt("ls", cwd=here / "run").stdout
-    assert re.search(r"COMMITTED +yes", text)
-    assert re.search(r"COMMITTED +sealed", text)
+    assert re.search(r"step-1 .* COMMITTED +content ok, ", text)
+    assert re.search(r"step-2 .* COMMITTED +(sealed|structure ok, )", text)
+
+
+def test_ls_in_another_order_and_in_part(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step, age in ((100, 3 * DAY), (200, 2 * DAY), (300, DAY)):
+        save(root, f"checkpoint-{step}", age)
+    save(root, "checkpoint-250.tmp", 1.5 * DAY)
+    (root / "checkpoint-200" / "more.txt").write_text("x" * 9000)
+    assert ftckpt("tag", root, "200", "good").returncode == 0
+
+    def steps(*words: str, code: int = 0) -> list[int | None]:
+        document = answer("ls", str(root), *words)
+        assert document["result"]["code"] == code
+        return [one["step"] for one in document.get("checkpoints", [])]
+
+    assert steps() == [300, 250, 200, 100]
+    assert steps("--sort", "age") == [100, 200, 250, 300]
+    assert steps("--sort", "size")[0] == 200
+    assert steps("--sort", "name") == [100, 200, 250, 300]
+    assert steps("--older-than", "60h") == [100]
+    assert steps("--newer-than", "40h") == [300, 250]
+    assert steps("--older-than", "30h", "--newer-than", "60h") == [250, 200]
+    assert steps("--class", "abandoned") == [250]
+    assert 250 not in steps("--class", "committed")
+    assert steps("--tag", "good") == [200]
+    assert steps("--tag", "bad", code=9) == []
+    assert steps("--class", "good", code=2) == []
 
 
 def test_ls_of_nothing_and_of_one_checkpoint(

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -55,11 +56,38 @@ def without_sizes(done: subprocess.CompletedProcess[str]) -> subprocess.Complete
 
 
 def test_times_of_a_copy_say_no_interval(root: Path) -> None:
-    """They are still an alert, because nobody knows; the hint says why."""
     age(root, time.time() - 600, every=0.001)
     done = ftckpt("status", root)
+    assert done.returncode == 0, done.stdout
+    assert "one right after the other: such times are those of a copy" in done.stdout
+    assert "growth" not in done.stdout
+    done = ftckpt("status", root, "--expect-interval", "1m")
     assert done.returncode == 14
-    assert "those of a copy: --expect-interval" in done.stdout
+    assert "stale: " in done.stdout
+
+
+def test_it_is_looked_at_again_until_somebody_ends_it(root: Path) -> None:
+    words = [sys.executable, "-m", "ftckpt", "status", str(root), "--watch", "1s"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        seen = 0
+        for line in run.stdout:
+            seen += line.startswith("newest ")
+            if seen == 2:
+                break
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert seen == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--watch", "0.1s"], ["--watch", "9s", "--json"], ["--watch", "9s", "--plot", "x.png"],
+     ["--watch", "9s", "--on-alert", "true"]],
+)  # fmt: skip
+def test_what_does_not_go_with_watching(root: Path, words: list[str]) -> None:
+    assert ftckpt("status", root, *words).returncode == 2
 
 
 def test_a_healthy_run(root: Path) -> None:

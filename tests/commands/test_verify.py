@@ -6,9 +6,11 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftckpt.findings import described, finding, in_file, renamed
 from ftckpt.workers import Work
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
@@ -49,6 +51,46 @@ def test_a_truncated_file(here: Path) -> None:
     path = here / "run/step-2/__0_1.distcp"
     path.write_bytes(path.read_bytes()[:20000])
     check_golden("verify-truncated.txt", ftckpt("verify", "run/step-2", cwd=here))
+
+
+def test_a_root_of_several_ends_with_a_table(here: Path) -> None:
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    (here / "run/step-1/__0_1.distcp").unlink()
+    done = ftckpt("verify", "run", "--all", cwd=here)
+    check_golden("verify-all.txt", done)
+    # stderr says the whole, and no finding again.
+    assert "CRC-32" not in done.stderr
+    assert "missing" not in done.stderr
+
+
+def test_a_finding_says_nothing_twice() -> None:
+    file, key = "rank_0/a.pt", "exp_avg:0.weight"
+    place: dict[str, Any] = {"file": file, "tensor": key, "rank": 1, "offset": 8, "length": 4}
+    whole = finding("bad-crc", "the bytes differ", **place)
+    assert described(whole) == (
+        "error: bad-crc [rank_0/a.pt, bytes 8-12, exp_avg:0.weight, rank 1]: the bytes differ"
+    )
+    for said, left in (
+        (f"{key} (rank 1) in {file} differs", "bytes 8-12"),
+        (f"0.weight in {file} differs", "bytes 8-12, exp_avg, rank 1"),
+        (f"optimizer.state.0.weight.exp_avg in {file} differs", "bytes 8-12, rank 1"),
+        # Another name, and not this one.
+        ("in rank_0/a.pt.tmp 10.weight of rank 11 differs", ", ".join(
+            [file, "bytes 8-12", key, "rank 1"]
+        )),
+    ):  # fmt: skip
+        found = finding("bad-crc", said, **place)
+        assert described(found) == f"error: bad-crc [{left}]: {said}"
+    assert described(finding("missing-file", f"{file} is missing", file=file)) == (
+        "error: missing-file: rank_0/a.pt is missing"
+    )
+
+
+def test_a_finding_takes_another_name_in_its_sentence_too() -> None:
+    found = finding("bad-crc", "a.b in x.pt, not a.b.c in y/x.pt", file="x.pt", tensor="a.b")
+    assert renamed(found, "model:b").message == "model:b in x.pt, not a.b.c in y/x.pt"
+    assert in_file(found, "run/x.pt").message == "a.b in run/x.pt, not a.b.c in y/x.pt"
+    assert renamed(finding("bad-crc", "a byte of a", tensor="a"), "m:a").message == "a byte of a"
 
 
 def test_a_missing_file(here: Path) -> None:

@@ -204,3 +204,20 @@ def test_what_is_late() -> None:
 )
 def test_the_path_in_the_command(words: str, path: str | None, expected: list[str]) -> None:
     assert filled(words.split(), path) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "fresh"),
+    [
+        ("echo from {}", "echo from "),
+        ("torchrun t.py --resume {} --lr 1", "torchrun t.py --lr 1"),
+        ("t.py --resume='{}'; echo {}", "t.py ; echo "),
+        ('if [ -n "{}" ]; then a --load {}; fi', 'if [ -n "" ]; then a ; fi'),
+        ("CKPT={}; t ${CKPT:+--resume $CKPT}", "CKPT=; t ${CKPT:+--resume $CKPT}"),
+        ("t.py --out {}/more", "t.py --out /more"),
+    ],
+)
+def test_a_script_stays_at_a_fresh_start(script: str, fresh: str) -> None:
+    for shell in (["bash", "-c"], ["bash", "-lc"], ["srun", "sh", "-ec"]):
+        assert filled([*shell, script, "x"], None) == [*shell, fresh, "x"]
+        assert filled([*shell, script], "/r/s")[-1] == script.replace("{}", "/r/s")

@@ -52,6 +52,17 @@ def test_times_of_a_copy_say_nothing(rows: Sequence[Save]) -> None:
     assert found.every_steps == 100
 
 
+def test_a_slow_copy_writes_one_right_after_the_other() -> None:
+    # Two files a save, and as long from the last of one to the first of the next.
+    rows = saves((100, 1060), (200, 1120), (300, 1180), (400, 1240))
+    found = cadence(rows, "root")
+    assert "those of a copy" in found.reason
+    assert (found.every_s, found.write_s) == (None, None)
+    # One pause is enough for a trainer, and so are too few saves to tell.
+    assert cadence([*rows[:3], Save("step-400", 400, 10, 2, 1910, 1940)], "root").every_s == 60
+    assert cadence(rows[:3], "root").every_s == 60
+
+
 def test_one_save_has_no_cadence() -> None:
     found = cadence(saves((100, 1000)), "root")
     assert (found.nbytes, found.write_s, found.every_steps) == (10, 30, None)

@@ -151,7 +151,7 @@ def test_what_cannot_be_granted_is_said(saved: Path) -> None:
     with pytest.raises(UsageError):
         ftckpt.load(saved / "dcp", device="tpu")
     with pytest.raises(TypeError):
-        ftckpt.load(saved / "dcp", dps=(4, 4))
+        ftckpt.load(saved / "dcp", dps=(4, 4))  # type: ignore[call-arg]
 
 
 def test_damage_is_an_error_here_too(saved: Path, tmp_path: Path) -> None:
@@ -177,3 +177,48 @@ def test_an_adapter_is_merged_on_the_way(tmp_path: Path) -> None:
     ftckpt.convert(str(base_of(case)), str(tmp_path / "out"), adapter=[str(case / "adapter")])
     want = ftckpt.load(str(tmp_path / "out"))
     require_equal(merged, want)
+
+
+@pytest.mark.parametrize(
+    ("state", "first"),
+    [
+        (lambda own: own, "0.weight"),
+        (lambda own: {"model": own, "step": 3}, "0.weight"),
+        (lambda own: {f"module.{k}": v for k, v in own.items()}, "module.0.weight"),
+        (lambda own: {"module": own, "step": 3}, "0.weight"),
+        (lambda own: {"net": {f"module.{k}": v for k, v in own.items()}, "step": 3},
+         "module.0.weight"),
+        (lambda own: {"state_dict": {f"module._orig_mod.{k}": v for k, v in own.items()}, "a": 1},
+         "module._orig_mod.0.weight"),
+    ],
+)  # fmt: skip
+def test_names_as_the_trainer_spells_them(tmp_path: Path, state: Any, first: str) -> None:
+    own = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).state_dict()
+    torch.save(state(own), tmp_path / "a.pt")
+    with ftckpt.open(tmp_path / "a.pt") as checkpoint:
+        bare = checkpoint.state_dict(only="model")
+        spelled = checkpoint.state_dict(only="model", names="trainer")
+    assert list(bare) == list(own)
+    assert next(iter(spelled)) == first
+    assert [name.endswith(key) for name, key in zip(spelled, own, strict=True)] == [True] * 4
+    assert all(torch.equal(a, b) for a, b in zip(spelled.values(), own.values(), strict=True))
+
+
+def test_a_compiled_model_takes_the_trainers_names(tmp_path: Path) -> None:
+    model = torch.nn.Module()  # as torch.compile wraps one
+    model._orig_mod = torch.nn.Linear(3, 4)
+    torch.save({"model": model.state_dict(), "step": 3}, tmp_path / "a.pt")
+    checkpoint = ftckpt.open(tmp_path / "a.pt")
+    model.load_state_dict(checkpoint.state_dict(names="trainer"))
+    with pytest.raises(UsageError, match="whole model"):
+        checkpoint.state_dict(only="", names="trainer")
+    with pytest.raises(UsageError, match="whole model"):
+        checkpoint.state_dict(names="trainer", dp=(0, 2))
+
+
+def test_a_notebook_shows_a_checkpoint_as_a_table(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a<b.pt")
+    shown = ftckpt.open(tmp_path / "a<b.pt")._repr_html_()
+    assert shown.startswith("<table>")
+    assert "a&lt;b.pt" in shown
+    assert shown.count("<tr>") == 5

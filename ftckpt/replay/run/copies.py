@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ftckpt.amounts import human_bytes
 from ftckpt.errors import NoResourceError, UnsafeError
 from ftckpt.findings import counted
 from ftckpt.storage.local.oserror import translate
@@ -212,8 +213,9 @@ def _require_free(source: Path, folder: Path, nbytes: int, files: int) -> None:
     free = system.f_bavail * system.f_frsize
     if nbytes + _SPARE > free:
         raise NoResourceError(
-            f"a restart needs its own copy of {source} ({counted(files, 'file')}, {nbytes} bytes): "
-            f"{folder} needs {nbytes + _SPARE} bytes, and {free} are free",
+            f"a restart needs its own copy of {source} ({counted(files, 'file')}, "
+            f"{human_bytes(nbytes)}): {folder} needs {human_bytes(nbytes + _SPARE)}, and "
+            f"{human_bytes(free)} are free",
             hint="free space, or give a --dir on a filesystem with more room; where it can clone "
             "files (XFS, Btrfs) and holds the checkpoint too, a copy takes none",
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
+from ftckpt.amounts import human_bytes
 from ftckpt.checkpoint import Kind, ObjectInfo
 from ftckpt.checkpoint.optimizer_states import masters_alone
 from ftckpt.checkpoint.sharding import name_pattern
@@ -127,4 +128,4 @@ def _tensors_in_words(gone: Iterable[TargetTensor]) -> Iterable[str]:
         held.setdefault(wanted.component, []).append(wanted)
     for component, tensors in held.items():
         nbytes = sum(wanted.nbytes for wanted in tensors)
-        yield f"{counted(len(tensors), 'tensor')} of {component}, {nbytes} bytes"
+        yield f"{counted(len(tensors), 'tensor')} of {component}, {human_bytes(nbytes)}"

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from shlex import quote
 
+from ftckpt.amounts import human_bytes
 from ftckpt.digests.blocks import Block as StoredBlock
 from ftckpt.digests.blocks import block_count, block_length, hash_block
 from ftckpt.errors import ExistsError, FtckptError, NoResourceError, NotFoundError, RefusedError
@@ -432,8 +433,8 @@ class LocalStaging(Staging):
         needed = max(0, nbytes - staged) + _SPARE
         if needed > free:
             raise NoResourceError(
-                f"{self._path} needs {needed} bytes more, {_SPARE} of them for what is kept beside "
-                f"the data, and {free} are free",
+                f"{self._path} needs {human_bytes(needed)} more, {human_bytes(_SPARE)} of them for "
+                f"what is kept beside the data, and {human_bytes(free)} are free",
                 hint="free space, or choose another destination",
             )
 

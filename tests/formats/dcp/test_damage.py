@@ -390,9 +390,8 @@ def test_the_crcs_of_mixed_steps_are_whole(path: Path) -> None:
     shutil.copy(DATA / "fsdp2" / "step-4" / FILES[2], path / FILES[2])
     answer = report(path, Level.AUTO)
     assert answer.code is ExitCode.OK
-    silent = next(f for f in answer.findings if f.kind == "step-unknown")
-    assert "cannot tell" in silent.message
-    assert silent.file == FILES[2]
+    # `inspect` finds the step of the save, so that of one file is not said to be unknown.
+    assert "step-unknown" not in {f.kind for f in answer.findings}
 
 
 def test_one_counter_alone_is_no_verdict(tmp_path: Path) -> None:
