@@ -20,7 +20,7 @@ from ftckpt.errors import (
 from ftckpt.findings import Level, parse_strictness
 from ftckpt.observer import SILENT, Observer
 from ftckpt.own_files import MANIFEST
-from ftckpt.reports import UNSAID
+from ftckpt.reports import UNSAID, Natural
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
@@ -340,8 +340,8 @@ class SealedFiles:
         bytes: of all.
     """
 
-    count: int
-    bytes: int
+    count: Natural
+    bytes: Natural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +366,7 @@ class SealedCheckpoint:
     written: bool
     files: SealedFiles
     checks: Sequence[PassedCheck]
-    bytes_read: int
+    bytes_read: Natural
     content: Manifest = field(metadata=UNSAID)
     verdict: VerifyReport = field(metadata=UNSAID)
 
