@@ -97,7 +97,7 @@ def schema_of(name: str) -> Schema:
 
         of_part, _ = _properties(PartReport, defs)
         for one, said in of_part.items():
-            there: Schema = found[one] if one in found else said
+            there: Schema = found[one] if one in found else said  # noqa: SIM401  (mypy)
             bare = [{**kind, "description": ""} for kind in (there, said)]
             found[one] = there if bare[0] == bare[1] else _one_of([there, said])
         found["cluster"] = _described(
