@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api.in_memory import load
     from .operations.checking import scrub, seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.estimating import plan_compress, plan_elastic, plan_risk
     from .operations.learning import incidents
+    from .operations.loading import load
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, tag
     from .operations.opening import open_checkpoint
@@ -94,8 +94,7 @@ def __getattr__(name: str) -> Any:
         from .operations import HOMES
 
         name = "open_checkpoint" if name == "open" else name
-        home = "api.in_memory" if name == "load" else f"operations.{HOMES[name]}"
-        return getattr(import_module(f"ftckpt.{home}"), name)
+        return getattr(import_module(f"ftckpt.operations.{HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+
+class AtLeast(NamedTuple):
+    """The least number that a field has, for the schema of its document."""
+
+    value: int
+
+
+class GivenWords(NamedTuple):
+    """The texts that a field has, for the schema of its document."""
+
+    values: tuple[str, ...]
+
+
+Natural = Annotated[int, AtLeast(0)]
+Amount = Annotated[float, AtLeast(0)]
 
 # What a field is: of Python alone; of the document where it is not None; or where it is not empty;
 # a report whose fields the document has; an exit code as its number, with its `name` beside it.

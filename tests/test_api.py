@@ -16,13 +16,13 @@ import click
 import pytest
 
 import ftckpt
-from ftckpt.api.in_memory import LoadFlags
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
 from ftckpt.operations import choosing, packing, restarting, retaining, transferring
 from ftckpt.operations.definition import groups, lenient
+from ftckpt.operations.loading import LoadFlags
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 

@@ -17,8 +17,8 @@ from ftckpt.commands.cli import verbs
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
-# The two doors of the core that look up: `python -m ftckpt`, and the Python API.
-DOORS = ("ftckpt/__main__.py", "ftckpt/api/", "ftckpt/operations/")
+# What of the core looks up: `python -m ftckpt`, and the operations.
+DOORS = ("ftckpt/__main__.py", "ftckpt/operations/")
 # The packages from the ground up: each imports from those before it, lazily and for types too.
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
@@ -29,7 +29,7 @@ LEVELS = (
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torch_checkpointing", "formats.torchsave", "formats.lora",
     "formats.families", "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
-    "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "operations", "api",
+    "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "operations", "doors",
     "torch", "trainers", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
@@ -39,11 +39,11 @@ LOOSE = {
         ("amounts", "observer", "packages", "plugins", "progress", "reports", "version"), "ground"
     ),
     "hook": "replay",
-    **dict.fromkeys(("__main__", "demonstration"), "api"),
+    **dict.fromkeys(("__main__", "demonstration"), "doors"),
 }
 # What still climbs. A pair goes when its import is cut; none is added.
 CLIMBS = {
-    ("api", "commands"),  # `python -m ftckpt`
+    ("doors", "commands"),  # `python -m ftckpt`
     ("discovery", "retention"),
     ("discovery", "verification"),
     ("formats.delta", "formats"),
@@ -202,7 +202,7 @@ def test_no_new_circle_of_modules() -> None:
 
 def level(module: str) -> str:
     """Return the name in `LEVELS` that a module belongs to."""
-    parts = module.split(".")[1:] or ["api"]
+    parts = module.split(".")[1:] or ["doors"]
     if parts[0] == "formats" and len(parts) > 1 and (ROOT / "formats" / parts[1]).is_dir():
         return f"formats.{parts[1]}"
     return parts[0] if parts[0] in LEVELS else LOOSE[parts[0]]

@@ -15,6 +15,7 @@ MODULES = {
     "estimating": ("plan_compress", "plan_elastic", "plan_risk"),
     "learning": ("incidents",),
     "guarding": ("guard",),
+    "loading": ("load",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "tag"),
     "opening": ("open_checkpoint",),

@@ -31,5 +31,7 @@ def loads_itself(opens: Callable[P, Checkpoint]) -> Callable[P, Checkpoint]:
 
 def _state_dict(checkpoint: Checkpoint, /, **flags: Any) -> dict[str, Any]:
     # By its name, as the package itself finds functions: what loads begins with what opens.
-    made: dict[str, Any] = import_module("ftckpt.api.in_memory").state_dict(checkpoint, **flags)
+    made: dict[str, Any] = import_module("ftckpt.operations.loading").state_dict(
+        checkpoint, **flags
+    )
     return made

@@ -20,7 +20,7 @@ from ftckpt.errors import (
 from ftckpt.findings import Level, parse_strictness
 from ftckpt.observer import SILENT, Observer
 from ftckpt.own_files import MANIFEST
-from ftckpt.reports import IF_SOME, UNSAID
+from ftckpt.reports import IF_SOME, UNSAID, Natural
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
@@ -417,8 +417,8 @@ class SealedFiles:
         bytes: of all.
     """
 
-    count: int
-    bytes: int
+    count: Natural
+    bytes: Natural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,7 +445,7 @@ class SealedCheckpoint:
     written: bool
     files: SealedFiles
     checks: Sequence[PassedCheck]
-    bytes_read: int
+    bytes_read: Natural
     sha256: str = field(default="", metadata=IF_SOME)
     signature: str = field(default="", metadata=IF_SOME)
     content: Manifest = field(metadata=UNSAID)

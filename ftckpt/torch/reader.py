@@ -39,21 +39,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ftckpt.api.loading import (
-    LOAD_LEVELS,
-    AskedName,
-    LoadableState,
-    RequestFlags,
-    StateTable,
-    is_computed,
-    requested,
-    require_structure,
-    setting_of,
-    similar,
-    threads_alone,
-    verify_used,
-    what_is,
-)
 from ftckpt.errors import (
     FtckptError,
     NotFoundError,
@@ -68,6 +53,21 @@ from ftckpt.loading.fill import fill
 from ftckpt.loading.shares import RankShare, divide
 from ftckpt.loading.targets import Wanted
 from ftckpt.loading.tensors import StagingBuffers, TensorTarget
+from ftckpt.operations.loadable import (
+    LOAD_LEVELS,
+    AskedName,
+    LoadableState,
+    RequestFlags,
+    StateTable,
+    is_computed,
+    requested,
+    require_structure,
+    setting_of,
+    similar,
+    threads_alone,
+    verify_used,
+    what_is,
+)
 from ftckpt.operations.opening import STORES
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.read.elements import Gatherer
@@ -75,8 +75,8 @@ from ftckpt.workers import Work, limits
 from ftckpt.workers.memory import in_a_job
 
 if TYPE_CHECKING:
-    from ftckpt.api.loading import AskedNames, LoadedSettings
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.operations.loadable import AskedNames, LoadedSettings
     from ftckpt.storage import StoreOptions
     from ftckpt.transfer.content import Shard
 
@@ -257,7 +257,7 @@ class CheckpointReader(StorageReader):
         stores: how to reach object stores.
         limit_rate: bytes a second of this rank, or a text such as "200MiB/s".
         counter: is told of the work.
-        flags: what of the source is loaded, and as what (see `ftckpt.api.loading.RequestFlags`):
+        flags: what of the source is loaded, and as what (`operations.loadable.RequestFlags`):
             `names`, `only`, `drop`, `dtype`, `from_master`, `also`, `adapter`, and others.
 
     Attributes:

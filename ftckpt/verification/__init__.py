@@ -18,7 +18,7 @@ from collections import Counter as Count
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
@@ -35,7 +35,7 @@ from ftckpt.findings import (
 )
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
-from ftckpt.reports import UNSAID
+from ftckpt.reports import UNSAID, Amount, GivenWords, Natural
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
@@ -49,7 +49,18 @@ if TYPE_CHECKING:
     from .seen import SeenBytes
     from .used_bytes import UsedBytes
 
-__all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
+# The weakest first.
+EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica", "signature")
+
+__all__ = [
+    "EVIDENCE",
+    "Level",
+    "VerifyOptions",
+    "VerifyReport",
+    "check_structure",
+    "failed",
+    "verify",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +116,16 @@ class VerifyReport:
     """
 
     level: Level
-    evidence: str
+    evidence: Annotated[str, GivenWords(EVIDENCE)]
     code: ExitCode = field(metadata=UNSAID)
     message: str = field(metadata=UNSAID)
     hint: str = field(metadata=UNSAID)
     findings: tuple[Finding, ...]
-    bytes_read: int
-    bytes_covered: int
-    bytes_uncovered: int
+    bytes_read: Natural
+    bytes_covered: Natural
+    bytes_uncovered: Natural
     sampled: float | None
-    seconds: float
+    seconds: Amount
     whole: bool = field(default=False, metadata=UNSAID)
 
 

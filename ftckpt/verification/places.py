@@ -28,12 +28,12 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Finding, finding, listed
+from ftckpt.findings import Finding, Strictness, finding, listed
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import IF_ANY, IF_SOME, said_as
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import EntryKind, Store
-from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
+from ftckpt.verification import EVIDENCE, Level, VerifyOptions, VerifyReport, failed, verify
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 # A larger directory is one of a large job, and not one with steps in it.
 _NAMES = 4096
-_EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica", "signature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class PlaceReport(VerifyReport):
     url: str = field(default="", metadata=said_as("target"))
     format: str | None = None
     step: int | None = None
-    strict: tuple[str, ...] = ()
+    strict: tuple[Strictness, ...] = ()
     checkpoints: tuple[PlaceReport, ...] = field(default=(), metadata=IF_SOME)
     scrub: ScrubSummary | None = field(default=None, metadata=IF_ANY)
 
@@ -175,7 +174,7 @@ class PlaceCheck:
         return PlaceReport(**values, url=url, format=name, step=step, strict=self.strict)
 
     @property
-    def strict(self) -> tuple[str, ...]:
+    def strict(self) -> tuple[Strictness, ...]:
         """The classes of warnings that count as errors."""
         return tuple(sorted(self.options.strict))
 
@@ -455,7 +454,7 @@ def _joined(
     code, message, hint = verdict
     return PlaceReport(
         level=min((one.level for one in reports), key=_LEVELS.index),
-        evidence=min((one.evidence for one in reports), key=_EVIDENCE.index),
+        evidence=min((one.evidence for one in reports), key=EVIDENCE.index),
         code=code,
         message=message,
         hint=hint,

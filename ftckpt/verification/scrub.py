@@ -15,6 +15,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered
 from ftckpt.discovery.listing import files_of
 from ftckpt.errors import UNPROVEN, ExitCode, FtckptError
+from ftckpt.reports import Natural
 from ftckpt.storage import StoreOptions
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class ScrubSummary(NamedTuple):
     """
 
     ledger: str
-    checkpoints: int
-    checked: int
-    never: int
+    checkpoints: Natural
+    checked: Natural
+    never: Natural
     oldest: float | None
-    unproven: int = 0
+    unproven: Natural = 0
 
 
 class ScrubHistory(NamedTuple):

@@ -13,7 +13,7 @@ from ftckpt.inspection.training_state import STEP
         "rank_0.random_states_0.step",
     ],
 )
-def test_the_count_of_an_average_or_a_generator_is_not_the_trainers(name):
+def test_the_count_of_an_average_or_a_generator_is_not_the_trainers(name: str) -> None:
     assert STEP.known is not None
     assert STEP.hint is not None
     assert not STEP.known.search(name)
@@ -23,6 +23,6 @@ def test_the_count_of_an_average_or_a_generator_is_not_the_trainers(name):
 @pytest.mark.parametrize(
     "name", ["num_updates", "step", "trainer_state.json:global_step", "state.iteration"]
 )
-def test_a_trainers_own_count_still_is_found(name):
+def test_a_trainers_own_count_still_is_found(name: str) -> None:
     assert STEP.known is not None
     assert STEP.known.search(name)

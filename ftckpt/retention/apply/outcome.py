@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from ftckpt.errors import ExitCode, FtckptError, worst
-from ftckpt.reports import UNSAID, said_as
+from ftckpt.reports import UNSAID, Natural, said_as
 from ftckpt.retention.policy.plan import Decision, Reason
 from ftckpt.retention.scan.entries import RootEntry
 from ftckpt.retention.trash import Trashed
@@ -97,7 +97,7 @@ class Purged(ApplyOutcome):
 
     erased: tuple[Trashed, ...] = ()
     held: Mapping[str, Reason] = field(default_factory=dict, metadata=UNSAID)
-    freed: int = 0
+    freed: Natural = 0
 
     @property
     def held_things(self) -> list[HeldThing]:
@@ -146,7 +146,7 @@ class Thinned(ApplyOutcome):
     thinned: tuple[ThinnedEntry, ...] = ()
     trashed: tuple[Trashed, ...] = ()
     absent: tuple[str, ...] = ()
-    freed: int = 0
+    freed: Natural = 0
     waiting: int = 0
 
     @property
@@ -180,7 +180,7 @@ class Applied(ApplyOutcome):
     dropped: tuple[Decision, ...] = field(default=(), metadata=UNSAID)
     trashed: tuple[Trashed, ...] = ()
     absent: tuple[str, ...] = ()
-    freed: int = 0
+    freed: Natural = 0
     waiting: int = 0
     purged: Purged | None = None
 

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.names import as_stored
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
-from ftckpt.operations.definition import lenient
-from ftckpt.operations.opening import STORES
-from ftckpt.operations.tables import read_rules
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .loading import (
+from .definition import lenient
+from .loadable import (
     LOAD_LEVELS,
     RequestFlags,
     is_computed,
@@ -27,6 +25,8 @@ from .loading import (
     threads_alone,
     verify_used,
 )
+from .opening import STORES
+from .tables import read_rules
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
@@ -279,7 +279,7 @@ class _Loader:
     def _paths(self, nested: bool) -> Iterator[tuple[str, Path]]:
         from ftckpt.formats.state.paths import torch_paths, with_aliases
 
-        from .loading import with_ties
+        from .loadable import with_ties
 
         self._content = with_aliases(with_ties(self._content))
         paths = torch_paths(self._content)

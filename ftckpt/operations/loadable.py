@@ -22,12 +22,13 @@ from ftckpt.errors import (
     error_of,
 )
 from ftckpt.extents import BLOCK
-from ftckpt.operations.opening import STORES, opened
-from ftckpt.operations.tables import read_renames, read_rules, read_text
-from ftckpt.operations.transferring import PartFlags, narrowed
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.computed import ComputedSource
 from ftckpt.workers import ALONE, Work
+
+from .opening import STORES, opened
+from .tables import read_renames, read_rules, read_text
+from .transferring import PartFlags, narrowed
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding

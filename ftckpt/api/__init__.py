@@ -1,1 +1,0 @@
-"""Loading into memory: `ftckpt.load`, and what `ftckpt.torch.Reader` is made of."""
