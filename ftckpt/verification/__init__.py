@@ -40,7 +40,7 @@ from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
-from .structure import Seal, check_age, check_structure
+from .structure import Seal, check_age, check_structure, exports_beside
 
 if TYPE_CHECKING:
     from ftckpt.manifest.altered import Altered
@@ -516,7 +516,8 @@ def _praise(
     *,
     sound: bool,
 ) -> str:
-    files = sum(not is_own(name) for name in checkpoint.source.entries)
+    exported = exports_beside(checkpoint, set(checkpoint.members()))
+    files = sum(not is_own(n) and n not in exported for n in checkpoint.source.entries)
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} in {counted(files, 'file')}"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
     if options.used is not None:

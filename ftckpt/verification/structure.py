@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter as Count
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
-from ftckpt.findings import Finding, Severity, finding, from_error, listed
+from ftckpt.findings import Finding, Severity, counted, finding, from_error, listed
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, VOUCHERS, is_leftover, is_own
@@ -216,9 +217,10 @@ def _check_strays(
         and n not in VOUCHERS
         and not is_own(n)
     ]
-    # An export for other programs adds nothing to weights that were read.
-    weights = any(info.kind is Kind.PARAM for info in checkpoint.tensors.values())
-    unread = [n for n in strays if _may_be_part(checkpoint, n) and not (weights and is_exported(n))]
+    exported = exports_beside(checkpoint, members)
+    yield from _check_exports(strays, exported)
+    strays = [n for n in strays if n not in exported]
+    unread = [n for n in strays if _may_be_part(checkpoint, n)]
     for name in unread[:_STRAYS_NAMED]:
         what = f"{name} may hold tensors, and is of no part that was read"
         yield finding("unknown-part", what, file=name)
@@ -234,6 +236,29 @@ def _check_strays(
     if len(strays) > _STRAYS_NAMED:
         more = len(strays) - _STRAYS_NAMED
         yield finding("stray-file", f"{more} more files are part of nothing here")
+
+
+def exports_beside(checkpoint: Checkpoint, members: Collection[str]) -> frozenset[str]:
+    """Return the files of exports for other programs, which add nothing to weights that are here."""
+    if not any(info.kind is Kind.PARAM for info in checkpoint.tensors.values()):
+        return frozenset()
+    return frozenset(n for n in checkpoint.source.entries if n not in members and is_exported(n))
+
+
+def _check_exports(strays: Iterable[str], exported: Collection[str]) -> Iterator[Finding]:
+    """Yield what was not read, because it is the weights a second time: no verdict is about it."""
+    places = Count(_export_of(name) for name in strays if name in exported)
+    for place, count in list(places.items())[:_STRAYS_NAMED]:
+        held = "" if place in exported else f" ({counted(count, 'file')})"
+        what = f"{place} is an export{held}, and was not read: ftckpt verify checks it by its path"
+        yield finding("stray-file", what, file=place)
+
+
+def _export_of(name: str) -> str:
+    """Return the outermost folder of a file that is an export, else the file."""
+    folders = name.split("/")[:-1]
+    ups = ("/".join(folders[: at + 1]) for at in range(len(folders)))
+    return next((up for up in ups if is_exported(f"{up}/x")), name)
 
 
 def _check_texts(checkpoint: Checkpoint, strays: Iterable[str]) -> Iterator[Finding]:

@@ -1,7 +1,12 @@
 """Layouts of the sixth round: whose count a number is."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+import ftckpt
+from ftckpt.errors import ExitCode
 from ftckpt.inspection.training_state import STEP
 
 
@@ -26,3 +31,17 @@ def test_the_count_of_an_average_or_a_generator_is_not_the_trainers(name: str) -
 def test_a_trainers_own_count_still_is_found(name: str) -> None:
     assert STEP.known is not None
     assert STEP.known.search(name)
+
+
+def test_an_export_is_said_to_be_unread(tmp_path: Path) -> None:
+    """trlx writes `hf_model/` beside accelerate's state: a verdict on the state is not about it."""
+    torch.save({"w": torch.ones(8, 8)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "hf_model").mkdir()
+    torch.save({"w": torch.ones(8, 8)}, tmp_path / "hf_model" / "pytorch_model.bin")
+    (tmp_path / "hf_model" / "config.json").write_text("{}")
+    report = ftckpt.verify(str(tmp_path))
+    assert report.code is ExitCode.OK
+    assert "1 tensor in 1 file:" in report.message
+    (said,) = [one for one in report.findings if one.kind == "stray-file"]
+    assert said.file == "hf_model"
+    assert "an export (2 files), and was not read" in said.message
