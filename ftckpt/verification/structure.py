@@ -239,7 +239,7 @@ def _check_strays(
 
 
 def exports_beside(checkpoint: Checkpoint, members: Collection[str]) -> frozenset[str]:
-    """Return the files of exports for other programs, which add nothing to weights that are here."""
+    """Return the files of exports for other programs: weights that are here a second time."""
     if not any(info.kind is Kind.PARAM for info in checkpoint.tensors.values()):
         return frozenset()
     return frozenset(n for n in checkpoint.source.entries if n not in members and is_exported(n))
