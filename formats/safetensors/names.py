@@ -14,7 +14,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
 from ftckpt.formats.huggingface.index import shard_name
-from ftckpt.formats.state.side_by_side import saves_beside
+from ftckpt.formats.state.side_by_side import is_among_saves, saves_beside
 
 _SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 SUFFIX = ".safetensors"
@@ -53,7 +53,7 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return None
     top = [n for n in names if n.endswith(SUFFIX)]
     loose = [n for n in top if shard_place(n) is None and shard_name(n) is None]
-    if _are_steps(loose, listing) or saves_beside(listing):
+    if _are_steps(loose, listing) or saves_beside(listing) or is_among_saves(listing):
         return None
     weights = [n for n in top if shard_place(n) is None]
     indexes = [n for n in names if INDEX.fullmatch(n)]

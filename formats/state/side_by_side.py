@@ -42,6 +42,7 @@ OF_PIECE = re.compile(
     re.IGNORECASE,
 )
 _SAFETENSORS = ".safetensors"
+_TORCH = (".pt", ".pth", ".ckpt", ".tar")
 _TOKEN = re.compile(r"[a-z]+|\d+|@")
 # What describes the one model of a folder, and the names that its file has.
 _CONFIGS = frozenset({"config.json", "adapter_config.json"})
@@ -78,6 +79,21 @@ def saves_beside(listing: Listing) -> frozenset[str]:
     if not _CONFIGS.isdisjoint(listing.files):
         groups = [g for g in groups if not _MAIN.isdisjoint(g) and any(map(_has_number, g))]
     return frozenset(name for group in groups if _hold_the_same(listing, group) for name in group)
+
+
+def is_among_saves(listing: Listing) -> bool:
+    """Say whether the `.safetensors` files of a folder lie among whole saves of torch.save.
+
+    A base that was copied into a run (F5-TTS: `pretrained_model_1250000.safetensors`) makes no
+    checkpoint of the folder. A file by a model's own name, or described there, is the folder's.
+    """
+    held = {name for name in listing.files if name.endswith(_SAFETENSORS)}
+    if not held or not held.isdisjoint(_MAIN) or not _CONFIGS.isdisjoint(listing.files):
+        return False
+    if worded_step(listing.called) is not None or f"{min(held)}.index.json" in listing.files:
+        return False
+    saves = alike(name for name in listing.files if name.endswith(_TORCH))
+    return any(sum(map(_has_number, group)) > 1 for group in saves)
 
 
 def _has_number(name: str) -> bool:

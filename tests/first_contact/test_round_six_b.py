@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ftckpt
 from ftckpt.errors import ExitCode
@@ -45,3 +46,18 @@ def test_an_export_is_said_to_be_unread(tmp_path: Path) -> None:
     (said,) = [one for one in report.findings if one.kind == "stray-file"]
     assert said.file == "hf_model"
     assert "an export (2 files), and was not read" in said.message
+
+
+def test_a_base_that_was_copied_into_a_run_makes_no_checkpoint_of_it(tmp_path: Path) -> None:
+    """F5-TTS copies what it starts from beside its saves."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (5000, 10000):
+        state = {"model_state_dict": {"w": torch.full((4, 4), step)}, "update": step}
+        torch.save(state, run / f"model_{step}.pt")
+    save_file({"w": torch.ones(4, 4)}, run / "pretrained_model_1250000.safetensors")
+    found = ftckpt.latest(str(run))
+    assert found.path == str(run / "model_10000.pt")
+    assert {one.path.rpartition("/")[2] for one in ftckpt.ls(str(run))} >= {
+        "model_5000.pt", "model_10000.pt",
+    }  # fmt: skip
