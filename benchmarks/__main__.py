@@ -78,6 +78,7 @@ ELSEWHERE: dict[str, str] = {
     "delta_bound": "prints a bound, no times",
     "delta_jobs": "needs the states of delta",
     "loading_gpu": "needs a GPU",
+    "newest": "installs the newest releases from the network",
     "many": "computed, and beside no peer",
     "orbax": "needs a Python with Orbax",
     "parts": "140 GB",

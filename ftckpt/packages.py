@@ -30,6 +30,7 @@ REQUIREMENTS = {
     "ray": "ray",
     "grpc": "'ray[client]'",
     **dict.fromkeys(("model_signing", "blake3", "sigstore"), "model-signing"),
+    "cryptography": "cryptography",
     "OpenSSL": "pyOpenSSL",  # model-signing needs it and does not say so
     "rich": "rich",
     "typer": "typer",

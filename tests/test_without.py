@@ -135,7 +135,7 @@ WITHOUT_TORCH: Mapping[str, int] = {
     f"tag {RUN} step-2 milestone --remove": 0,
     f"gc {RUN} --keep-last 1": 0,
     f"gc purge {RUN}": 0,
-    f"status {RUN} --json": 14,
+    f"status {RUN} --json": 0,
     "plan --gpus 64 --mtbf 10h --save 60s --simulate": 0,
     "plan sweep --over save=1s..10m --mtbf 3h": 0,
     f"replay audit {STEP}": 0,

@@ -72,7 +72,13 @@ def check_itself(
     """
     check = _Check(Report(checkpoint.source, emit))
     chosen = Sample(sample, checkpoint.source.name)
-    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed, decode=decode, seen=seen))
+    made: Iterable[ChosenSelfCheck | FtckptError]
+    made = _chosen(checkpoint, chosen, sealed=sealed, decode=decode, seen=seen)
+    places: list[Extent] | None = None
+    if seen:
+        made = list(made)
+        places = [one.check.extent for one in made if not isinstance(one, FtckptError) if one[1]]
+    tasks = _tasks(made)
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     work = replace(work, processes=_affordable(work, checkpoint))
     if work.processes:
@@ -84,8 +90,8 @@ def check_itself(
     ) -> Sequence[SelfCheckDone]:
         return [_done(one, checkpoint, work.limiter) for one in task]
 
-    whole = sample is None and work.division is None and not seen
-    with reading_ahead(checkpoint, jobs=work.threads) if whole else nullcontext():
+    whole = sample is None and work.division is None
+    with reading_ahead(checkpoint, places, jobs=work.threads) if whole else nullcontext():
         for done in work.spread(tasks, carry_out):
             if not check.any and not work.processes:
                 work.counter.start("decoding", total)

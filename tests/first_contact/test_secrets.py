@@ -137,14 +137,15 @@ def test_an_error_does_not_quote_the_password(server: str) -> None:
     assert WORD not in str(caught.value)
 
 
-@pytest.mark.parametrize("words", [(), ("status",), ("guard",), ("gc",), ("sync",), ("verify",)])
+@pytest.mark.parametrize("words", [(), ("status",), ("guard",), ("gc",), ("sync",), ("scrub",)])
 def test_config_shows_no_webhook_and_no_command(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hook = f"http://u:{WORD}@hooks.example.com/x?token={WORD}"
-    for verb in ("STATUS", "GUARD", "GC", "SYNC", "VERIFY"):
-        monkeypatch.setenv(f"FTCKPT_{verb}_ALERT_URL", hook)
-        monkeypatch.setenv(f"FTCKPT_{verb}_ON_ALERT", f"curl -H 'Authorization: {WORD}'")
+    (tmp_path / "config.toml").write_text(
+        f"[defaults]\nalert-url = '{hook}'\non-alert = \"curl -H 'Authorization: {WORD}'\"\n"
+    )
+    monkeypatch.setenv("FTCKPT_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://u:{WORD}@minio.example.com")
     said = printed("config", *words)
     assert said.code == 0

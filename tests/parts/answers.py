@@ -55,7 +55,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int = 4096) -> None:
     """Make blocks of a few KiB, so that little data has many."""
     for name in (
         "digests.blocks", "manifest", "manifest.parse", "replication.carry_files",
-        "replication.evidence", "replication.share", "transfer.staging.joint",
+        "replication.trusted_manifest", "replication.share", "transfer.staging.object",
         "transfer.staging.local", "transfer.staging.remote",
         "verification.blocks",
     ):  # fmt: skip

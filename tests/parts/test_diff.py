@@ -41,7 +41,7 @@ FLAGS = {
     "bits": (),
     "tolerances": ("--rtol", "1e-3", "--atol", "1e-6"),
     "weights": ("--component", "model"),
-    "sums": ("--stat",),
+    "sums": ("--top", "0"),
     "recorded": ("--trust-recorded",),
 }
 

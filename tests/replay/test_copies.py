@@ -104,7 +104,7 @@ def test_room_is_looked_at_before_anything_runs(
 
     monkeypatch.setattr(fcntl, "ioctl", refuse)
     monkeypatch.setattr(copies, "_SPARE", 1 << 62)
-    with pytest.raises(NoResourceError, match=r"its own copy of .*step-4 \(3 files, 5020 bytes\)"):
+    with pytest.raises(NoResourceError, match=r"its own copy of .*step-4 \(3 files, 4\.9 KiB\)"):
         require_room(original, tmp_path)
     assert not list(tmp_path.glob(".clone-probe*"))
 

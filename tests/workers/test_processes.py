@@ -203,7 +203,7 @@ def test_a_killed_copy_is_told_where_the_system_buries_it() -> None:
 def test_a_copy_without_memory_to_say_so_is_told() -> None:
     assert (
         outcome("""
-        from ftckpt.workers import child as forked
+        from ftckpt.workers import processes as forked
         def none(error):
             raise MemoryError
         forked._portable = none

@@ -191,17 +191,19 @@ def prove(
             stack.enter_context(reading_ahead(one, places, limiter, jobs=work.threads))
         try:
             found = Changes()
-            done: Collection[str] = equal
+            ranges = _tasks((one,) for one in _ranges(content, result, equal))
             if decoded:
+                ranges = _tasks(_by_parameter(content, result))
+            if decoded and sums:
                 # What is decoded serves the others of its parameter, whether summed or compared.
                 totals: dict[str, PlaceSum] = {}
-                for changed, made in work.spread(_tasks(_by_parameter(content, result)), sum_up):
+                for changed, made in work.spread(ranges, sum_up):
                     found = found.plus(changed)
                     for key, more in made:
                         totals[key] = totals.get(key, PlaceSum()).plus(more)
                 equal = frozenset(key for key, made in totals.items() if made == sums[key])
                 done = content.tensors.keys() - (totals.keys() - equal)
-            ranges = _tasks((one,) for one in _ranges(content, result, done))
+                ranges = _tasks((one,) for one in _ranges(content, result, done))
             if read is not None:
                 for key in equal & read.changes.keys():
                     found = found.plus(read.changes[key])

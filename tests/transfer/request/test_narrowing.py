@@ -31,8 +31,8 @@ def test_the_model_alone_has_weights_and_buffers() -> None:
     assert made.objects == {}
     assert made.aliases == {"lm_head.weight": "embed.weight"}
     assert made.dropped == (
-        "1 tensor of ema, 112 bytes",
-        "2 tensors of optimizer, 116 bytes",
+        "1 tensor of ema, 112 B",
+        "2 tensors of optimizer, 116 B",
         "non-tensor state: optimizer.param_groups, rank_0.optimizer.lr, optim.x and 4 more",
     )
 
@@ -58,7 +58,7 @@ def test_what_is_dropped_is_gone_and_said() -> None:
     assert made.aliases == {}  # its owner is gone: it is stored of itself
     assert "lm_head.weight" in made.tensors
     assert made.dropped == (
-        "1 tensor of model, 112 bytes", "1 tensor of ema, 112 bytes", "non-tensor state: scheduler",
+        "1 tensor of model, 112 B", "1 tensor of ema, 112 B", "non-tensor state: scheduler",
     )  # fmt: skip
     again = drop(made, ["optimism"])
     assert again.dropped == (*made.dropped, "non-tensor state: optimism")
