@@ -126,7 +126,7 @@ def test_a_save_in_flight_is_waited_for_and_one_that_nobody_writes_is_not(
     from ftckpt.operations import guarded
     from tests.builders.checkpoints import save_dcp
 
-    monkeypatch.setattr(guarded, "QUIET", 0.6)
+    monkeypatch.setattr(guarded, "QUIET", 3.0)  # a busy machine stops a thread for a second
     words = ["sh", "-c", f'basename "$FTCKPT_RESUME" >> "{job.log}"']
     job.have(1)
     step = save_dcp(job.root / "step-2", step=2)
