@@ -53,10 +53,13 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return None
     top = [n for n in names if n.endswith(SUFFIX)]
     loose = [n for n in top if shard_place(n) is None and shard_name(n) is None]
-    if _are_steps(loose, listing) or saves_beside(listing) or is_among_saves(listing):
+    if _are_steps(loose, listing) or saves_beside(listing):
         return None
     weights = [n for n in top if shard_place(n) is None]
     indexes = [n for n in names if INDEX.fullmatch(n)]
+    # An index, and shards, are of the folder whatever lies beside.
+    if top and not indexes and loose == top and is_among_saves(listing):
+        return None
     if indexes:
         return f"has {min(indexes)}", CommitState.COMMITTED
     if weights:

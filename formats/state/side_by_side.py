@@ -90,7 +90,7 @@ def is_among_saves(listing: Listing) -> bool:
     held = {name for name in listing.files if name.endswith(_SAFETENSORS)}
     if not held or not held.isdisjoint(_MAIN) or not _CONFIGS.isdisjoint(listing.files):
         return False
-    if worded_step(listing.called) is not None or f"{min(held)}.index.json" in listing.files:
+    if worded_step(listing.called) is not None:
         return False
     saves = alike(name for name in listing.files if name.endswith(_TORCH))
     return any(sum(map(_has_number, group)) > 1 for group in saves)

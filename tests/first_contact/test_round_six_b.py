@@ -1,5 +1,6 @@
 """Layouts of the sixth round: whose count a number is."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 import ftckpt
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.listing import listing_of_directory
 from ftckpt.errors import ExitCode
+from ftckpt.formats.safetensors import Safetensors
 from ftckpt.inspection.training_state import STEP
+from ftckpt.storage import open_store
 
 
 @pytest.mark.parametrize(
@@ -61,3 +66,18 @@ def test_a_base_that_was_copied_into_a_run_makes_no_checkpoint_of_it(tmp_path: P
     assert {one.path.rpartition("/")[2] for one in ftckpt.ls(str(run))} >= {
         "model_5000.pt", "model_10000.pt",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_shards_stay_a_checkpoint_beside_numbered_files(tmp_path: Path, index: bool) -> None:
+    names = [f"weights-{n:05d}-of-00002.safetensors" for n in (1, 2)]
+    for n, name in enumerate(names):
+        save_file({f"w{n}": torch.ones(2)}, tmp_path / name)
+    if index:
+        told = {"metadata": {}, "weight_map": {f"w{n}": name for n, name in enumerate(names)}}
+        (tmp_path / "weights.safetensors.index.json").write_text(json.dumps(told))
+    for n in (1, 2):
+        torch.save({"w": torch.ones(2)}, tmp_path / f"probe_{n}.pt")
+    found = Safetensors().recognise(listing_of_directory(open_store(str(tmp_path)), ""))
+    assert found is not None
+    assert found.commit is (CommitState.COMMITTED if index else CommitState.UNCOMMITTED)
