@@ -500,6 +500,11 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return self
 
     @property
+    def is_plain(self) -> bool:
+        """Whether tensors lie in its own files as they are: nothing decodes or computes them."""
+        return self.as_stored is self and not self.made_from and not self.decoding
+
+    @property
     def made_from(self) -> Sequence[Checkpoint]:
         """Other checkpoints that its tensors are computed from: adapters that are merged."""
         return ()

@@ -205,9 +205,9 @@ class MisreadError(FtckptError):
 
 def _is_plain(content: Content, options: TransferOptions) -> bool:
     """Say whether tensors lie in the source as they are, and this process alone reads them."""
-    source, work = content.checkpoint, options.work
-    stored = source.as_stored is source and not source.made_from and not source.decoding
-    return stored and options.device == "cpu" and work.executor is None and work.division is None
+    work = options.work
+    alone = options.device == "cpu" and work.executor is None and work.division is None
+    return alone and content.checkpoint.is_plain
 
 
 def _carry_out(

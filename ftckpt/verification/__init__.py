@@ -516,7 +516,7 @@ def _praise(
     *,
     sound: bool,
 ) -> str:
-    exported = exports_beside(checkpoint, set(checkpoint.members()))
+    exported = exports_beside(checkpoint)
     files = sum(not is_own(n) and n not in exported for n in checkpoint.source.entries)
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} in {counted(files, 'file')}"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"

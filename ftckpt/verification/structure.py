@@ -217,7 +217,7 @@ def _check_strays(
         and n not in VOUCHERS
         and not is_own(n)
     ]
-    exported = exports_beside(checkpoint, members)
+    exported = exports_beside(checkpoint)
     yield from _check_exports(strays, exported)
     strays = [n for n in strays if n not in exported]
     unread = [n for n in strays if _may_be_part(checkpoint, n)]
@@ -238,11 +238,12 @@ def _check_strays(
         yield finding("stray-file", f"{more} more files are part of nothing here")
 
 
-def exports_beside(checkpoint: Checkpoint, members: Collection[str]) -> frozenset[str]:
+def exports_beside(checkpoint: Checkpoint) -> frozenset[str]:
     """Return the files of exports for other programs: weights that are here a second time."""
-    if not any(info.kind is Kind.PARAM for info in checkpoint.tensors.values()):
+    found = frozenset(filter(is_exported, checkpoint.source.entries))
+    if not found or not any(info.kind is Kind.PARAM for info in checkpoint.tensors.values()):
         return frozenset()
-    return frozenset(n for n in checkpoint.source.entries if n not in members and is_exported(n))
+    return found.difference(checkpoint.members())
 
 
 def _check_exports(strays: Iterable[str], exported: Collection[str]) -> Iterator[Finding]:

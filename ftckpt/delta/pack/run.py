@@ -103,7 +103,7 @@ def pack(
 
     sides = [one.checkpoint for one in (target, base) if one is not None]
     try:
-        return carry_out(options, once=parts is None)
+        return carry_out(options, once=options.proof and parts is None)
     except MisreadError:
         # Read wrongly once and rightly then: what was encoded of it is wrong.
         return carry_out(replace(options, restart=True), once=False)
@@ -237,7 +237,7 @@ class SourceChecks:
     @staticmethod
     def _seen_of(side: Packable) -> SeenBytes | None:
         source = side.checkpoint
-        read = side.check is not None and (_is_plain(source) or source.decoding.proves_reads)
+        read = side.check is not None and (source.is_plain or source.decoding.proves_reads)
         return SeenBytes(source) if read else None
 
     def begin(self) -> None:
@@ -258,7 +258,7 @@ class SourceChecks:
     ) -> Iterator[Sequence[SeenBytes | SourceSums]]:
         """See what is read for the encoding, which the block does."""
         told: list[SeenBytes | SourceSums | None] = list(self._seen)
-        if self._once and _is_plain(content.checkpoint):
+        if self._once and content.checkpoint.is_plain:
             told[0] = self.sums = SourceSums(content, self._seen[0])
         for one in told:
             if one is not None:
@@ -285,11 +285,6 @@ class SourceChecks:
             self.extra_read += found.bytes_read - seen.taken
             if seen.differing:
                 raise MisreadError(f"{seen.differing[0]} was read wrongly once")
-
-
-def _is_plain(source: Checkpoint) -> bool:
-    """Say whether tensors lie in a source as they are."""
-    return source.as_stored is source and not source.made_from and not source.decoding
 
 
 def _require_base(base: Checkpoint, destination: str) -> None:

@@ -157,7 +157,9 @@ def prove(
     counter.start("proving", nbytes)
     decoded = content.checkpoint.decoding.slots() or result.decoding.slots()
     sums: Mapping[str, PlaceSum] = {} if read is None else read.sums
-    equal = frozenset[str]() if decoded else summed_alike(content, result, sums, work)
+    equal = frozenset[str]()
+    if sums and not decoded:
+        equal = summed_alike(content, result, sums, work)
     source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
     def compare(task: Sequence[ProofRange], counter: Counter) -> Changes:
@@ -173,10 +175,15 @@ def prove(
     def sum_up(
         task: Sequence[ProofRange], counter: Counter
     ) -> tuple[Changes, list[tuple[str, PlaceSum]]]:
-        by_sum = [one for one in task if one.info.key in sums and one.is_whole]
-        made = [(one.info.key, _sum(one, target)) for one in by_sum]
-        counter.add(sum(one.nbytes for one in by_sum))
-        return compare([one for one in task if one not in by_sum], counter), made
+        rest: list[ProofRange] = []
+        made: list[tuple[str, PlaceSum]] = []
+        for one in task:
+            if one.info.key in sums and one.is_whole:
+                made.append((one.info.key, _sum(one, target)))
+                counter.add(one.nbytes)
+            else:
+                rest.append(one)
+        return compare(rest, counter), made
 
     def compare_known(one: ResultTensor) -> None:
         if read_tensor(result, one.key) != content.known[one.key].data:
@@ -191,9 +198,10 @@ def prove(
             stack.enter_context(reading_ahead(one, places, limiter, jobs=work.threads))
         try:
             found = Changes()
-            ranges = _tasks((one,) for one in _ranges(content, result, equal))
             if decoded:
                 ranges = _tasks(_by_parameter(content, result))
+            else:
+                ranges = _tasks((one,) for one in _ranges(content, result, equal))
             if decoded and sums:
                 # What is decoded serves the others of its parameter, whether summed or compared.
                 totals: dict[str, PlaceSum] = {}
